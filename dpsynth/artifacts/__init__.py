@@ -1,0 +1,1 @@
+"""The wire: every file format that passes between commands."""

@@ -1,0 +1,1 @@
+"""Looks at private data without releasing; output is curator-only."""

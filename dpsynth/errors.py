@@ -1,0 +1,57 @@
+"""Errors that a user can act on, each with the exit code that scripts rely on.
+
+Every message says what was given, what was expected and what to type next, and
+never holds a value read from a private record.
+"""
+
+
+class DpsynthError(Exception):
+    """Base of all errors that end a command with one clear message.
+
+    `message` says what was given and what was expected; `hint` what to type next.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(DpsynthError):
+    """A wrong argument, or a step asked for out of order. Exit code 2."""
+
+
+class PlanError(DpsynthError):
+    """The plan cannot be read or says something impossible. Exit code 2."""
+
+
+class BudgetError(DpsynthError):
+    """Over budget, a slot already spent, or a plan changed after its first charge. Exit code 3."""
+
+    exit_code = 3
+
+
+class ReplayError(DpsynthError):
+    """A transcript, lock or hand-out folder does not hold. Exit code 4."""
+
+    exit_code = 4
+
+
+class DataError(DpsynthError):
+    """Records are damaged or do not fit the plan. Exit code 5."""
+
+    exit_code = 5
+
+
+class MissingError(DpsynthError):
+    """An artifact of an earlier step or an optional install is missing. Exit code 6."""
+
+    exit_code = 6
+
+
+class AuditError(DpsynthError):
+    """An attack succeeded, or a positive control was not caught. Exit code 7."""
+
+    exit_code = 7

@@ -1,0 +1,1 @@
+"""Torch code that knows no data."""

@@ -1,0 +1,1 @@
+"""Plan YAML to typed plan to verified plan; replay. No data, no torch."""

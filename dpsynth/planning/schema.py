@@ -1,0 +1,310 @@
+"""The plan: what a custodian declares, as frozen values.
+
+Everything that matters for privacy or for the result is here; paths that only say where
+bytes lie are fields too, but never enter the plan's hash (`Plan.facts`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+# YAML gives text; everything else in the plan is strict, so that "1" is never taken for 1.
+PathField = Annotated[Path, Field(strict=False)]
+
+
+class Section(BaseModel):
+    """Base of all plan sections: frozen, strict types, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Budget(Section):
+    """What may be spent in total. `delta` above 1/(10 N) draws a warning."""
+
+    epsilon: PositiveFloat
+    delta: Fraction
+    adjacency: Literal["add-or-remove-one"] = "add-or-remove-one"
+    unit: Literal["record"] = "record"
+
+
+class Cap(Section):
+    """Limit on the sum of budgets of all runs on one private dataset (kept in its ledger)."""
+
+    epsilon: PositiveFloat
+    delta: Fraction
+
+
+class IdxSource(Section):
+    """An IDX pair (MNIST's format), gzipped or not."""
+
+    kind: Literal["idx"]
+    images: PathField
+    labels: PathField
+
+
+class FolderSource(Section):
+    """An image folder or zip with `metadata.csv`/`metadata.jsonl`, or one subfolder a class."""
+
+    kind: Literal["folder"]
+    path: PathField
+
+
+class NpzSource(Section):
+    """A NumPy archive of `images` (n, H, W) or (n, H, W, C) and integer `labels` (n,)."""
+
+    kind: Literal["npz"]
+    path: PathField
+    images: str = "images"
+    labels: str = "labels"
+
+
+class DigitsSource(Section):
+    """scikit-learn's 1,797 handwritten 8x8 digits."""
+
+    kind: Literal["digits"]
+
+
+class LettersSource(Section):
+    """Letters rendered from the fonts that ship with matplotlib, under random affine jitter."""
+
+    kind: Literal["letters"]
+    count: PositiveInt = 20_000
+    seed: int = 0
+
+
+Source = Annotated[
+    IdxSource | FolderSource | NpzSource | DigitsSource | LettersSource,
+    Field(discriminator="kind"),
+]
+
+
+class ImageShape(Section):
+    """Declared shape of every image; a record of another shape is invalid."""
+
+    height: PositiveInt
+    width: PositiveInt
+    channels: Literal[1, 3] = 1
+
+
+class HashHeldOut(Section):
+    """Hold out each record whose own salted content hash falls below `fraction`.
+
+    The rule looks at one record alone, so that no record moves another across the split.
+    """
+
+    by: Literal["hash"]
+    fraction: Fraction
+    salt: str = ""
+
+
+class SourceHeldOut(Section):
+    """Held-out records come from a source of their own (such as MNIST's test files)."""
+
+    by: Literal["source"]
+    source: Source
+
+
+HeldOut = Annotated[HashHeldOut | SourceHeldOut, Field(discriminator="by")]
+
+
+class Private(Section):
+    """Public facts about the private records, and where they lie.
+
+    `capacity` is the declared N: no denominator, rate or delta ever comes from the data.
+    """
+
+    source: Source
+    capacity: PositiveInt
+    image: ImageShape
+    classes: Annotated[list[str], Field(min_length=1)]
+    held_out: HeldOut
+    public: bool = False
+    cap: Cap | None = None
+
+    @model_validator(mode="after")
+    def _distinct_classes(self) -> "Private":
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("class names must be distinct")
+        return self
+
+
+class Autoencoder(Section):
+    """Public training of the small convolutional autoencoder."""
+
+    width: PositiveInt = 32
+    epochs: PositiveInt = 8
+    batch: PositiveInt = 256
+    learning_rate: PositiveFloat = 2e-3
+    latent_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    strokes: bool = True
+
+
+class Representation(Section):
+    """The public code space in which records are released: PCA or an autoencoder.
+
+    `clip_quantile`: the clip radius R is this quantile of the public codes' norms.
+    """
+
+    kind: Literal["pca", "autoencoder"]
+    code: PositiveInt
+    clip_quantile: Fraction = 0.99
+    autoencoder: Autoencoder = Autoencoder()
+
+
+class Blocks(Section):
+    """Shares of the squared joint sensitivity: a^2 : b^2 : c^2, normalised to sum to one."""
+
+    count: PositiveFloat = 0.05
+    sum: PositiveFloat = 0.55
+    second: PositiveFloat = 0.4
+
+
+class Moments(Section):
+    """The moment release (StraightDP, section 3.1): one Gaussian mechanism, or the paper's two.
+
+    `rank`, `floor`, `least_count`: post-processing of the noisy second moments.
+    """
+
+    weight: PositiveFloat = 1.0
+    covariance: Literal["class", "shared"] = "class"
+    sensitivity: Literal["tight", "paper"] = "tight"
+    blocks: Blocks = Blocks()
+    rank: PositiveInt | None = None
+    floor: PositiveFloat = 1e-2
+    least_count: PositiveFloat = 20.0
+    spares: Annotated[int, Field(ge=0, le=3)] = 0
+
+    @model_validator(mode="after")
+    def _paper_is_shared(self) -> "Moments":
+        if self.sensitivity == "paper" and self.covariance != "shared":
+            raise ValueError("sensitivity: paper needs covariance: shared")
+        return self
+
+
+class Train(Section):
+    """DP-SGD on the rectified flow over declared time buckets on [tau, 1] (section 3.2).
+
+    Each step draws a Poisson batch at `rate`; `chunk` steps are charged at a time.
+    """
+
+    weight: PositiveFloat = 1.0
+    rate: Rate
+    steps: PositiveInt
+    chunk: PositiveInt = 100
+    multiplicity: PositiveInt = 4
+    clip: PositiveFloat = 1.0
+    buckets: PositiveInt = 4
+    learning_rate: PositiveFloat = 1e-3
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    label_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+
+class Stages(Section):
+    """What spends budget. An absent stage is inactive."""
+
+    moments: Moments | None = None
+    train: Train | None = None
+
+    @model_validator(mode="after")
+    def _some_stage(self) -> "Stages":
+        if self.moments is None and self.train is None:
+            raise ValueError("declare at least one stage: moments, train")
+        return self
+
+
+class Velocity(Section):
+    """The velocity model v(x, t, y) on codes."""
+
+    kind: Literal["mlp", "transformer"] = "mlp"
+    width: PositiveInt = 128
+    depth: PositiveInt = 3
+
+
+class Prior(Section):
+    """Public pretraining of the velocity model (class-conditional rectified flow)."""
+
+    steps: PositiveInt = 1_000
+    batch: PositiveInt = 256
+    learning_rate: PositiveFloat = 1e-3
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    label_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+
+class Distillation(Section):
+    """Post-processing: teach the prior the released analytic field for t up to the horizon.
+
+    `horizon: knee` takes tau of the public cosine-knee calibration, capped by `cap`.
+    """
+
+    steps: PositiveInt = 3_000
+    batch: PositiveInt = 256
+    learning_rate: PositiveFloat = 1e-3
+    horizon: Literal["knee"] | Rate = "knee"
+    cap: Rate = 1.0
+
+
+class Sampling(Section):
+    """How images are drawn: from the released Gaussians, or by the flow's Euler sampler."""
+
+    method: Literal["release", "flow"] = "release"
+    count: PositiveInt = 10_000
+    steps: PositiveInt = 25
+    guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.5
+
+
+class Evaluation(Section):
+    """The fixed evaluation protocol: a LeNet probe, last epoch, trained on synthetic only."""
+
+    probe_epochs: PositiveInt = 10
+    feature_epochs: PositiveInt = 5
+
+
+class Plan(Section):
+    """A whole plan. `facts()` is what is hashed, locked and handed out."""
+
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    budget: Budget
+    private: Private
+    public: Annotated[list[Source], Field(min_length=1)]
+    representation: Representation
+    stages: Stages
+    split: Literal["noise", "epsilon"] = "noise"
+    velocity: Velocity = Velocity()
+    prior: Prior = Prior()
+    distillation: Distillation | None = None
+    sampling: Sampling = Sampling()
+    evaluation: Evaluation = Evaluation()
+    public_seed: int = 0
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> "Plan":
+        if self.distillation is not None and self.stages.moments is None:
+            raise ValueError("distillation needs stages.moments")
+        if self.sampling.method == "release" and self.stages.moments is None:
+            raise ValueError("sampling.method: release needs stages.moments")
+        return self
+
+    def facts(self) -> dict[str, Any]:
+        """The plan without paths, as plain JSON values: what is hashed, locked and handed out."""
+        return _without_paths(self)
+
+
+def _without_paths(section: BaseModel) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in section if not isinstance(value, Path)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _without_paths(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,1 @@
+"""Spends budget; each mechanism returns released values and a receipt."""

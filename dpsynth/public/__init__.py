@@ -1,0 +1,1 @@
+"""Reads public data only: pretraining, geometry, calibrations."""

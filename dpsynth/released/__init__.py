@@ -1,0 +1,1 @@
+"""Post-processing: reads released and public artifacts only."""

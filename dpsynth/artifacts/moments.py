@@ -1,0 +1,92 @@
+"""`released/moments.safetensors`: the noisy class moments, in real code units."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsynth.artifacts.tensors import load_released, save_tensors
+from dpsynth.errors import UsageError
+
+FORMAT = "dpsynth-moments-1"
+NAME = "moments.safetensors"
+_ARRAYS = ("counts", "sums", "seconds")
+_NUMBERS = ("count_std", "sum_std", "second_std", "radius")
+
+
+@dataclass(frozen=True)
+class ReleasedMoments:
+    """Noisy sums over the private records, of codes clipped to the ball of `radius`.
+
+    counts (Y,), sums (Y, d), seconds (Y, d, d) by class or (1, d, d) shared: all sums, none
+    divided by a count. Every entry carries Gaussian noise: std `count_std`, `sum_std`, and in
+    seconds `second_std` on the diagonal and `second_std` / sqrt(2) off it (the two halves are
+    one draw), so that an entry is as noisy as it is in an isotropic Frobenius-norm mechanism.
+    """
+
+    counts: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    count_std: float
+    sum_std: float
+    second_std: float
+    radius: float
+    covariance: str
+
+    @property
+    def classes(self) -> int:
+        """Number of declared classes Y."""
+        return len(self.counts)
+
+    @property
+    def dim(self) -> int:
+        """Length d of a code."""
+        return int(self.sums.shape[1])
+
+    def check(self) -> None:
+        """Raise UsageError when shapes or numbers make no sense."""
+        classes, dim = self.classes, self.sums.shape[-1]
+        blocks = classes if self.covariance == "class" else 1
+        shapes = (self.counts.shape, self.sums.shape, self.seconds.shape)
+        if shapes != ((classes,), (classes, dim), (blocks, dim, dim)) or classes < 1 or dim < 1:
+            raise UsageError(f"{NAME} holds arrays of shapes {shapes} that do not fit together")
+        arrays = (self.counts, self.sums, self.seconds)
+        numbers = [getattr(self, name) for name in _NUMBERS]
+        finite = all(np.isfinite(a).all() for a in arrays) and np.isfinite(numbers).all()
+        if not finite or min(numbers) < 0 or self.radius == 0:
+            raise UsageError(f"{NAME} holds a value that is not finite, or a negative noise")
+
+
+def save_moments(path: Path, moments: ReleasedMoments) -> None:
+    """Write the moments atomically."""
+    moments.check()
+    metadata = {name: repr(float(getattr(moments, name))) for name in _NUMBERS}
+    metadata |= {"format": FORMAT, "room": "released", "covariance": moments.covariance}
+    arrays = {name: getattr(moments, name) for name in _ARRAYS}
+    save_tensors(path, arrays, metadata)
+
+
+def load_moments(path: Path) -> ReleasedMoments:
+    """Read the moments.
+
+    Raises:
+        MissingError: nothing was released yet.
+        UsageError: the file is damaged, of another format, or not a released one.
+    """
+    arrays, metadata = load_released(path)
+    if metadata.get("format") != FORMAT:
+        raise UsageError(
+            f"{path.name} has format {metadata.get('format')!r}, expected {FORMAT!r}",
+            hint="ask for the file that `dpsynth release-moments` wrote",
+        )
+    try:
+        numbers = {name: float(metadata[name]) for name in _NUMBERS}
+        counts, sums, seconds = (arrays[name].astype(np.float64) for name in _ARRAYS)
+        moments = ReleasedMoments(
+            counts, sums, seconds, covariance=metadata["covariance"], **numbers
+        )
+        moments.check()
+    except (KeyError, ValueError, IndexError) as error:
+        raise UsageError(f"{path.name} is damaged: {error}") from error
+    return moments

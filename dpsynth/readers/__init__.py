@@ -1,1 +1,55 @@
 """Formats of labelled image data. Who may open which path is decided by vault and public."""
+
+from collections.abc import Sequence
+
+from dpsynth.planning.schema import (
+    DigitsSource,
+    FolderSource,
+    IdxSource,
+    ImageShape,
+    LettersSource,
+    NpzSource,
+    Source,
+)
+from dpsynth.readers.records import BadRecord, Item, Record, RecordSource, UnreadableSourceError
+
+__all__ = ["BadRecord", "Item", "Record", "RecordSource", "UnreadableSourceError", "open_source"]
+
+
+def open_source(
+    source: Source, classes: Sequence[str] | None, image: ImageShape | None
+) -> RecordSource:
+    """Open a declared source. Nothing is read before the first iteration.
+
+    Args:
+        source: what the plan declares, with paths that exist from here.
+        classes: names of the declared classes; a record outside them is a BadRecord. None
+            (public data alone) takes the classes as the source has them.
+        image: the declared shape; a record of another shape or mode is a BadRecord. None
+            (public data alone) takes images of any size.
+
+    Raises:
+        UnreadableSourceError: on iteration, where no record of the source is usable.
+    """
+    names = None if classes is None else tuple(classes)
+    match source:
+        case IdxSource():
+            from dpsynth.readers.idx import IdxReader
+
+            return IdxReader(source, names, image)
+        case NpzSource():
+            from dpsynth.readers.npz import NpzReader
+
+            return NpzReader(source, names, image)
+        case FolderSource():
+            from dpsynth.readers.folder import FolderReader
+
+            return FolderReader(source, names, image)
+        case DigitsSource():
+            from dpsynth.readers.builtin import DigitsReader
+
+            return DigitsReader(names, image)
+        case LettersSource():
+            from dpsynth.readers.builtin import LettersReader
+
+            return LettersReader(source, names, image)

@@ -1,0 +1,132 @@
+"""`dpsynth check`: every private record against the plan, before anything is charged."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpsynth.artifacts.files import write_json
+from dpsynth.console import note, progress
+from dpsynth.errors import DataError, UsageError
+from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.vault import BadRecord, UnreadableSourceError, open_private
+from dpsynth.vault.checked import FORMAT, fingerprint, report_path, require_checked
+
+__all__ = ["check", "ensure_checked", "require_checked"]
+
+SIDES = ("train", "held_out")
+EVERY = 256
+
+
+@dataclass
+class _Findings:
+    """What one pass over the records found. All of it is for the curator room."""
+
+    classes: dict[str, Counter[int]] = field(default_factory=lambda: {s: Counter() for s in SIDES})
+    bad: list[dict[str, str]] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+    def count(self, side: str) -> int:
+        return self.classes[side].total()
+
+
+def check(verified: VerifiedPlan) -> dict[str, Any]:
+    """Validate every record, training and held-out; write `curator/check.json`.
+
+    Returns `findings` (0) and `ignored`, the numbers that a terminal may show, and what only the
+    curator may see: `counts` and `classes` of each side of the split, and `notes`.
+
+    Raises:
+        DataError: records do not fit the plan; how many is told, which and why is in the report.
+    """
+    verified.run.make_rooms()
+    mark = ""
+    try:
+        # Taken before the pass: a file that changes meanwhile makes the report stale.
+        mark = fingerprint(verified)
+        findings = _read_all(verified)
+    except UnreadableSourceError as error:
+        _write(verified, mark, _Findings(bad=[{"name": "(source)", "reason": error.detail}]))
+        raise DataError(
+            f"{error.message}; the reason is in curator/check.json", hint=_hint(verified)
+        ) from None
+    report = _write(verified, mark, findings)
+    if findings.ignored:
+        note(
+            f"{len(findings.ignored)} hidden or foreign files were ignored "
+            "(names: curator/check.json)"
+        )
+    if not report["ok"]:
+        raise DataError(
+            f"{len(findings.bad)} records do not fit the plan "
+            "(names and reasons: curator/check.json)",
+            hint=_hint(verified),
+        )
+    keys = ("counts", "classes", "notes")
+    return {
+        "findings": 0,
+        "ignored": len(findings.ignored),
+        **{key: report[key] for key in keys},
+    }
+
+
+def ensure_checked(verified: VerifiedPlan) -> None:
+    """Run `check` unless its last report holds for the files as they are.
+
+    Raises:
+        DataError: records do not fit the plan.
+    """
+    try:
+        require_checked(verified)
+    except UsageError:
+        check(verified)
+
+
+def _read_all(verified: VerifiedPlan) -> _Findings:
+    data, private = open_private(verified), verified.plan.private
+    findings = _Findings()
+    for source in data.sources:
+        findings.ignored += source.ignored()
+    # A bar by record would show the true record count: only a public source has one.
+    with progress("checking records", private.capacity if private.public else None) as bar:
+        for number, (side, item) in enumerate(data.items(), start=1):
+            if isinstance(item, BadRecord):
+                findings.bad.append({"name": item.name, "reason": item.reason})
+            else:
+                findings.classes[side][item.label] += 1
+            if private.public and number % EVERY == 0:
+                bar.advance(EVERY)
+    if not findings.count("train") and not findings.bad:
+        findings.bad.append({"name": "(source)", "reason": "there is no training record"})
+    return findings
+
+
+def _write(verified: VerifiedPlan, mark: str, findings: _Findings) -> dict[str, Any]:
+    private = verified.plan.private
+    report = {
+        "format": FORMAT,
+        "room": "curator",
+        "ok": not findings.bad,
+        "fingerprint": mark,
+        "counts": {side: findings.count(side) for side in SIDES},
+        "classes": {
+            side: {name: findings.classes[side][i] for i, name in enumerate(private.classes)}
+            for side in SIDES
+        },
+        "notes": _notes(verified, findings),
+        "bad": findings.bad,
+        "ignored": findings.ignored,
+    }
+    write_json(report_path(verified.run), report, mode=0o600)
+    return report
+
+
+def _notes(verified: VerifiedPlan, findings: _Findings) -> list[str]:
+    """More records than the declared N is a note and nothing else."""
+    capacity, train = verified.plan.private.capacity, findings.count("train")
+    if train <= capacity:
+        return []
+    return [f"{train} training records, more than the declared capacity {capacity}"]
+
+
+def _hint(verified: VerifiedPlan) -> str:
+    return f"mend or remove them, then: dpsynth check {verified.run.root}"

@@ -1,0 +1,104 @@
+"""Public images, brought to the plan's image shape. Private paths never come here."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsynth.errors import DataError, MissingError
+from dpsynth.planning.schema import ImageShape, Plan, Source
+from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """One public source as used: its kind, image count, classes, and a hash of its content."""
+
+    kind: str
+    count: int
+    classes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `public/sources.json`; no path is among them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class PublicImages:
+    """All public images of a plan, in the plan's order of sources.
+
+    `images` uint8 (n, H, W, C); `labels` int64 (n,) in [0, classes), where each source's own
+    classes are numbered after those of the sources before it.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: int
+    sources: tuple[SourceFacts, ...]
+
+
+def read_public(plan: Plan) -> PublicImages:
+    """Read every public source, resized (antialiased) and converted to the plan's image shape.
+
+    Raises:
+        DataError: a source or a record of it cannot be read.
+        MissingError: a file or an optional install is absent.
+    """
+    parts, labels, facts, offset = [], [], [], 0
+    for source in plan.public:
+        images, own = _read_one(source, plan.private.image)
+        values, indices = np.unique(own, return_inverse=True)
+        parts.append(images)
+        labels.append(indices.astype(np.int64) + offset)
+        facts.append(SourceFacts(source.kind, len(images), len(values), _sha256(images, own)))
+        offset += len(values)
+    return PublicImages(np.concatenate(parts), np.concatenate(labels), offset, tuple(facts))
+
+
+def _read_one(source: Source, shape: ImageShape) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    # Letters have no size of their own: they are drawn at the plan's.
+    reader = open_source(source, None, shape if source.kind == "letters" else None)
+    missing = [path for path in reader.files() if not path.exists()]
+    if missing:
+        raise MissingError(
+            f"the public {source.kind} source is not there: {missing[0]}",
+            hint="correct its path under `public:` in the plan",
+        )
+    images, labels = [], []
+    try:
+        for item in reader:
+            if isinstance(item, BadRecord):
+                raise DataError(f"public {source.kind} source: {item.name}: {item.reason}")
+            images.append(_fit(item, shape))
+            labels.append(item.label)
+    except UnreadableSourceError as error:
+        raise DataError(f"{error.message}: {error.detail}") from error
+    if not images:
+        raise DataError(f"the public {source.kind} source holds no image")
+    return np.stack(images), np.array(labels, dtype=np.int64)
+
+
+def _fit(record: Record, shape: ImageShape) -> NDArray[np.uint8]:
+    """One image (h, w, c) as uint8 (H, W, C)."""
+    image = record.image
+    if image.shape == (shape.height, shape.width, shape.channels):
+        return image
+    from PIL import Image
+
+    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    picture = picture.convert("L" if shape.channels == 1 else "RGB")
+    if picture.size != (shape.width, shape.height):
+        picture = picture.resize((shape.width, shape.height), Image.Resampling.LANCZOS)
+    array = np.asarray(picture, dtype=np.uint8)
+    return array.reshape(shape.height, shape.width, shape.channels)
+
+
+def _sha256(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> str:
+    """Hash of what is used: shape, pixels and labels of one source as read."""
+    digest = hashlib.sha256(repr(images.shape).encode())
+    digest.update(np.ascontiguousarray(images).tobytes())
+    digest.update(labels.astype("<i8").tobytes())
+    return digest.hexdigest()

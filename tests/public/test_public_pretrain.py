@@ -1,0 +1,169 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from public_helpers import small_plan, stand_in, write_public
+
+from dpsynth.artifacts.files import read_json, sha256_file
+from dpsynth.errors import BudgetError
+from dpsynth.models.autoencoder import pixels
+from dpsynth.models.seeding import generator
+from dpsynth.models.velocity import load_velocity
+from dpsynth.public import pretrain as module
+from dpsynth.public.augment import augment, morphological_gradient, to_strokes
+from dpsynth.public.pretrain import pretrain
+from dpsynth.public.prior import fit_prior
+from dpsynth.public.representation import load_representation
+
+
+@pytest.fixture(scope="module", params=["pca", "autoencoder"])
+def done(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    plan = small_plan(request.param, path=write_public(folder / "public.npz"))
+    verified = stand_in(plan, folder / "run")
+    return verified, pretrain(verified)
+
+
+def test_all_files_are_there_and_named_by_hash(done):
+    verified, facts = done
+    room = verified.run.public
+    assert {path.name for path in room.iterdir()} == {
+        "geometry.safetensors",
+        "prior.safetensors",
+        "calibration.json",
+        "tau.png",
+        "reconstructions.png",
+    }
+    assert read_json(verified.run.calibration) == facts
+    assert facts["geometry_sha256"] == sha256_file(room / "geometry.safetensors")
+    assert facts["prior_sha256"] == sha256_file(room / "prior.safetensors")
+    assert 0.0 < facts["tau"] < 1.0
+    assert facts["dim"] == 6
+    assert facts["sources"][0]["count"] == 200
+
+
+def test_no_path_reaches_the_public_room(done):
+    verified, facts = done
+    assert str(verified.plan.public[0].path) not in json.dumps(facts)
+    for path in verified.run.public.iterdir():
+        assert b"private.npz" not in path.read_bytes()
+        assert b"public.npz" not in path.read_bytes()
+
+
+def test_what_was_written_loads(done):
+    verified, facts = done
+    space = load_representation(verified.run, verified.plan)
+    assert space.radius == facts["radius"]
+    model, _ = load_velocity(
+        verified.run.public / "prior.safetensors", verified.plan.velocity, 6, 3
+    )
+    velocity = model(torch.zeros(4, 6), torch.full((4,), 0.5), torch.tensor([0, 1, 2, 3]))
+    assert velocity.shape == (4, 6)
+
+
+def test_a_second_run_keeps_every_file(done, monkeypatch):
+    verified, facts = done
+    names = ("geometry.safetensors", "prior.safetensors", "calibration.json")
+    before = {name: (verified.run.public / name).stat().st_mtime_ns for name in names}
+    for name in ("fit_autoencoder", "fit_pca", "fit_prior"):
+        monkeypatch.setattr(module, name, None)  # a call would raise
+    assert pretrain(verified) == facts
+    assert before == {name: (verified.run.public / name).stat().st_mtime_ns for name in names}
+
+
+def test_the_same_plan_gives_the_same_bytes(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    plan = small_plan("autoencoder", path=path)
+    hashes = set()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name in ("one", "two"):
+        torch.manual_seed(len(name) + len(hashes))  # the global seed must not matter
+        hashes.add(json.dumps(pretrain(stand_in(plan, tmp_path / name)), sort_keys=True))
+    torch.set_num_threads(before)
+    assert len(hashes) == 1
+
+
+def test_damaged_and_missing_files_are_made_again(tmp_path):
+    plan = small_plan("pca", path=write_public(tmp_path / "public.npz"))
+    verified = stand_in(plan, tmp_path / "run")
+    facts = pretrain(verified)
+    (verified.run.public / "geometry.safetensors").write_bytes(b"damaged")
+    (verified.run.public / "prior.safetensors").unlink()
+    verified.run.calibration.write_bytes(b"{")
+    assert pretrain(verified) == facts
+
+
+def test_changed_public_data_are_seen(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    verified = stand_in(small_plan("pca", path=path), tmp_path / "run")
+    first = pretrain(verified)
+    write_public(path, seed=1)
+    assert pretrain(verified)["geometry_sha256"] != first["geometry_sha256"]
+
+
+def test_nothing_changes_after_a_spend(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    verified = stand_in(small_plan("pca", path=path), tmp_path / "run")
+    facts = pretrain(verified)
+    verified.run.transcript.write_text("{}\n")
+    assert pretrain(verified) == facts
+    write_public(path, seed=1)
+    with pytest.raises(BudgetError, match="would change"):
+        pretrain(verified)
+    assert read_json(verified.run.calibration) == facts
+
+
+def test_a_plan_without_moments_is_calibrated_too(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    plan = small_plan(
+        "pca",
+        path=path,
+        stages={"train": {"rate": 0.1, "steps": 10}},
+        sampling={"method": "flow"},
+    )
+    assert 0.0 < pretrain(stand_in(plan, tmp_path / "run"))["tau"] < 1.0
+
+
+def test_the_prior_learns_the_public_classes():
+    """Two public classes at +3 and -3: conditioned noise-end velocities point to them."""
+    draw = generator(0)
+    labels = torch.arange(600) % 2
+    centres = torch.tensor([3.0, -3.0])[labels][:, None]
+    codes = centres + 0.1 * torch.randn(600, 2, generator=draw)
+    settings = small_plan().prior.model_copy(update={"steps": 400, "batch": 128, "ema": 0.9})
+    model = fit_prior(codes, labels + 2, small_plan().velocity, settings, 2, seed=0)
+    x, t = torch.zeros(2, 2), torch.full((2,), 0.2)
+    with torch.no_grad():
+        velocity = model(x, t, torch.tensor([0, 1]))
+    assert velocity[0].mean() > 1.5  # public class 2 became private class 0
+    assert velocity[1].mean() < -1.5
+
+
+def test_outline_of_a_square():
+    image = torch.zeros(1, 1, 9, 9)
+    image[..., 2:7, 2:7] = 1.0
+    outline = morphological_gradient(image)[0, 0]
+    assert outline[4, 4] == 0.0
+    assert outline[2, 4] == outline[1, 4] == 1.0
+    assert outline[0, 4] == 0.0
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 8, 8), (5, 3, 28, 20)])
+def test_augmentation_keeps_range_and_shape_and_is_seeded(shape):
+    images = torch.rand(shape, generator=generator(0))
+    for strokes in (True, False):
+        first = augment(images, strokes=strokes, source=generator(1))
+        assert first.shape == images.shape
+        assert 0.0 <= float(first.min()) <= float(first.max()) <= 1.0
+        assert torch.equal(first, augment(images, strokes=strokes, source=generator(1)))
+    blank = to_strokes(torch.zeros(shape), generator(2))
+    assert torch.isfinite(blank).all()
+    assert float(blank.max()) < 0.05
+
+
+def test_pixels_round_trip():
+    data = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3)
+    back = pixels(torch.from_numpy(data)).mul(255).round().permute(0, 2, 3, 1)
+    assert np.array_equal(back.numpy().astype(np.uint8), data)

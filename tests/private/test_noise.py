@@ -1,0 +1,142 @@
+"""The noise source: cryptographic, fresh, never inherited; the coins are Poisson sampling's."""
+
+import copy
+import os
+import pickle  # noqa: TID251 - to show that it is refused
+
+import numpy as np
+import pytest
+from randomgen import ChaCha
+
+from dpsynth.errors import UsageError
+from dpsynth.private.noise import MAX_SCALE, NoiseSource
+
+
+def test_the_generator_is_chacha20_of_rfc_8439():
+    # Test vector 1 of RFC 8439, appendix A.1: key, nonce and counter zero.
+    words = np.array(ChaCha(key=0, rounds=20).random_raw(8), dtype="<u8").tobytes()
+    expected = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+    assert words[:32].hex() == expected
+
+
+def test_the_whole_256_bit_key_enters_as_it_is():
+    key = (1 << 255) | 12345
+    state = ChaCha(key=key, rounds=20).state["state"]["keysetup"]
+    assert int.from_bytes(np.asarray(state, dtype="<u4").tobytes(), "little") == key
+
+
+def test_sources_take_32_bytes_of_system_entropy(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "dpsynth.private.noise.secrets.token_bytes", lambda n: asked.append(n) or os.urandom(n)
+    )
+    NoiseSource()
+    assert asked == [32]
+
+
+def test_two_sources_and_two_draws_differ():
+    first, second = NoiseSource(), NoiseSource()
+    draws = [first.gaussian((50,), 1.0), first.gaussian((50,), 1.0), second.gaussian((50,), 1.0)]
+    assert len({d.tobytes() for d in draws}) == 3
+    assert draws[0].dtype == np.float64
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf")])
+def test_meaningless_noise_is_refused(std):
+    with pytest.raises(UsageError):
+        NoiseSource().gaussian((2,), std)
+
+
+@pytest.mark.parametrize("scale", [0, -3, MAX_SCALE + 1, 1.5, float("nan")])
+def test_meaningless_discrete_scales_are_refused(scale):
+    with pytest.raises(UsageError):
+        NoiseSource().discrete_gaussian(scale, 2)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
+def test_meaningless_rates_are_refused(rate):
+    with pytest.raises(UsageError):
+        NoiseSource().coins(3, rate)
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_source_is_never_saved_or_copied(way):
+    with pytest.raises(TypeError):
+        way(NoiseSource())
+
+
+@pytest.mark.parametrize("make", [NoiseSource, lambda: NoiseSource.unsafe(3)])
+def test_a_forked_child_draws_other_noise(make):
+    source = make()
+    source.gaussian((3,), 1.0)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        os.write(write, source.gaussian((8,), 1.0).tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(read, 64)
+    os.close(read)
+    os.close(write)
+    assert len(theirs) == 64
+    assert theirs != source.gaussian((8,), 1.0).tobytes()
+
+
+def test_an_unsafe_source_repeats_itself_and_says_so():
+    first, second = NoiseSource.unsafe(7, "a"), NoiseSource.unsafe(7, "a")
+    assert first.is_unsafe
+    assert not NoiseSource().is_unsafe
+    np.testing.assert_array_equal(first.gaussian((5,), 2.0), second.gaussian((5,), 2.0))
+    assert first.discrete_gaussian(1000, 5) == second.discrete_gaussian(1000, 5)
+    other = NoiseSource.unsafe(7, "b")
+    assert first.discrete_gaussian(1000, 5) != other.discrete_gaussian(1000, 5)
+
+
+def _within(value, mean, std, sigmas=6.0):
+    assert abs(value - mean) < sigmas * std, (value, mean, std)
+
+
+def test_gaussian_moments():
+    draws = NoiseSource().gaussian((200_000,), 3.0)
+    _within(draws.mean(), 0, 3 / np.sqrt(len(draws)))
+    _within(draws.var() / 9, 1, np.sqrt(2 / len(draws)))
+
+
+@pytest.mark.parametrize("scale", [1, 5, 2**30 + 1, 2**57])
+def test_discrete_gaussian_moments(scale):
+    draws = np.array([float(x) for x in NoiseSource().discrete_gaussian(scale, 4000)]) / scale
+    _within(draws.mean(), 0, 1 / np.sqrt(len(draws)))
+    _within(draws.var(), 1, np.sqrt(2 / len(draws)))
+
+
+def test_discrete_gaussian_follows_its_mass():
+    draws = np.array(NoiseSource().discrete_gaussian(2, 20_000))
+    support = np.arange(-12, 13)
+    mass = np.exp(-(support**2) / 8.0)
+    expected = 20_000 * mass / mass.sum()
+    keep = expected > 10
+    found = np.array([(draws == x).sum() for x in support])
+    statistic = ((found - expected)[keep] ** 2 / expected[keep]).sum()
+    degrees = keep.sum()
+    assert statistic < degrees + 6 * np.sqrt(2 * degrees)
+
+
+def test_discrete_gaussian_of_nothing():
+    assert NoiseSource().discrete_gaussian(5, 0) == []
+
+
+def test_poisson_batches_have_binomial_mean_and_variance_and_independent_records():
+    source, n, q, steps = NoiseSource(), 100, 0.1, 4000
+    coins = np.stack([source.coins(n, q) for _ in range(steps)])
+    sizes = coins.sum(axis=1)
+    variance = n * q * (1 - q)
+    _within(sizes.mean(), n * q, np.sqrt(variance / steps))
+    _within(sizes.var(), variance, variance * np.sqrt(2.2 / steps))
+    correlation = np.corrcoef(coins[:, 0], coins[:, 1])[0, 1]
+    _within(correlation, 0, 1 / np.sqrt(steps))
+
+
+def test_coins_at_the_ends():
+    assert NoiseSource().coins(1000, 1.0).all()
+    assert NoiseSource().coins(0, 0.5).shape == (0,)
+    assert not NoiseSource().coins(1000, 2.0**-60).any()  # rounded down to never

@@ -1,0 +1,283 @@
+"""`dpsynth pretrain`: everything that comes from public data, in three resumable stages.
+
+`geometry.safetensors` (the code space), `prior.safetensors` (the velocity prior), and last
+`calibration.json`, which names both by hash and whose own hash every charge carries. A stage is
+skipped when its file says that it was made by the same recipe: settings, seed, public content.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpsynth.artifacts.files import (
+    canonical_json,
+    read_json,
+    sha256_bytes,
+    sha256_file,
+    write_json,
+)
+from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.sheet import contact_sheet
+from dpsynth.artifacts.tensors import load_tensors
+from dpsynth.console import note, progress
+from dpsynth.errors import BudgetError, DpsynthError
+from dpsynth.models.autoencoder import pixels
+from dpsynth.models.field import AnalyticField
+from dpsynth.models.seeding import generator
+from dpsynth.models.velocity import save_velocity
+from dpsynth.planning.schema import Moments, Plan
+from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.public import calibrate
+from dpsynth.public.augment import augment
+from dpsynth.public.fit import autoencoder_steps, fit_autoencoder
+from dpsynth.public.geometry import fit_pca
+from dpsynth.public.prior import fit_prior
+from dpsynth.public.representation import (
+    CALIBRATION,
+    GEOMETRY,
+    AutoencoderCodec,
+    Codec,
+    Representation,
+    load_geometry,
+    save_geometry,
+    standardised,
+)
+from dpsynth.public.sources import PublicImages, read_public
+
+PRIOR, TAU_PLOT, SHEET = "prior.safetensors", "tau.png", "reconstructions.png"
+FORMAT = "dpsynth-calibration-1"
+SHEET_IMAGES = 16
+_PART = 2_000
+# Part of every recipe: raise it when the same settings give another result.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the stages share: the plan, where to write, and the public images."""
+
+    plan: Plan
+    run: RunDir
+    public: PublicImages
+
+    def recipe(self, stage: str, *parts: Any) -> str:
+        """Hash of all that decides a stage's result."""
+        image = self.plan.private.image.model_dump()
+        sources = [facts.to_json() for facts in self.public.sources]
+        whole = [_VERSION, stage, self.plan.public_seed, image, sources, *parts]
+        return sha256_bytes(canonical_json({"recipe": whole}))
+
+    def stale(self, path: Path) -> None:
+        """Before a file is replaced: refuse when charges already name the calibration."""
+        if self.run.transcript.exists():
+            raise BudgetError(
+                f"{path.name} would change, but this run has spent with the calibration it has",
+                hint="start a new run folder: dpsynth plan PLAN --run runs/NEW",
+            )
+
+
+def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
+    """Make, or finish making, the public room of a run; return the calibration.
+
+    Opens the plan's public sources alone.
+
+    Raises:
+        DataError, MissingError: a public source cannot be read.
+        BudgetError: the result would change after a charge.
+    """
+    job = _Job(verified.plan, verified.run, read_public(verified.plan))
+    if (finished := _finished(job)) is not None:
+        note("public room: all there already")
+        return finished
+    representation = _representation_stage(job)
+    geometry_hash = sha256_file(job.run.public / GEOMETRY)
+    augmented = _augmented(job)
+    codes = representation.encode(job.public.images)
+    wide = torch.cat([codes, representation.encode(augmented)])
+    labels = torch.from_numpy(job.public.labels)
+    _prior_stage(job, wide, labels.repeat(2), geometry_hash)
+    facts = _calibration_stage(job, codes, wide, labels, geometry_hash)
+    _sheet(job, representation, augmented)
+    return facts
+
+
+def _representation_stage(job: _Job) -> Representation:
+    path, recipe = job.run.public / GEOMETRY, _geometry_recipe(job)
+    if _made_by(path, recipe):
+        note("representation: kept")
+        return load_geometry(path, job.plan)[0]
+    job.stale(path)
+    representation = standardised(_fit_codec(job), job.public.images)
+    save_geometry(path, representation, {"recipe": recipe, "kind": job.plan.representation.kind})
+    # What was written is what is used from here on, also by this process.
+    return load_geometry(path, job.plan)[0]
+
+
+def _fit_codec(job: _Job) -> Codec:
+    settings, images = job.plan.representation, job.public.images
+    if settings.kind == "pca":
+        with progress("representation: PCA of public images", 1) as bar:
+            everything = np.concatenate([images, _augmented(job)])
+            codec = fit_pca(everything, settings.code)
+            bar.advance()
+        return codec
+    total = autoencoder_steps(settings.autoencoder, len(images))
+    with progress("representation: autoencoder on public images", total) as bar:
+        model = fit_autoencoder(
+            images,
+            settings,
+            job.plan.private.image,
+            seed=job.plan.public_seed,
+            advance=bar.advance,
+        )
+    return AutoencoderCodec(model)
+
+
+def _prior_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -> None:
+    plan, path = job.plan, job.run.public / PRIOR
+    recipe = _prior_recipe(job, geometry_hash)
+    if _made_by(path, recipe):
+        note("prior: kept")
+        return
+    job.stale(path)
+    with progress("prior: rectified flow on public codes", plan.prior.steps) as bar:
+        model = fit_prior(
+            codes,
+            labels,
+            plan.velocity,
+            plan.prior,
+            len(plan.private.classes),
+            seed=plan.public_seed + 1,
+            advance=bar.advance,
+        )
+    save_velocity(model, path, plan.velocity, room="public", recipe=recipe)
+
+
+def _calibration_stage(
+    job: _Job, codes: Tensor, wide: Tensor, labels: Tensor, geometry_hash: str
+) -> dict[str, Any]:
+    """Radius and tau. `wide` adds the augmented copies to `codes`.
+
+    The radius is read from `wide`: private codes may be longer than plain public ones, and a
+    radius below them distorts every record, where one too large only adds noise.
+    """
+    path = job.run.public / CALIBRATION
+    prior_hash = sha256_file(job.run.public / PRIOR)
+    settings = _moments(job.plan)
+    quantile = job.plan.representation.clip_quantile
+    recipe = _calibration_recipe(job, geometry_hash, prior_hash)
+    if (kept := _kept_calibration(path, recipe)) is not None:
+        note("calibration: kept")
+        return kept
+    job.stale(path)
+    with progress("calibration: clip radius and tau", 1) as bar:
+        curve, tau = _tau(codes, labels, settings, job.plan.public_seed + 2)
+        calibrate.plot_tau(curve, tau, job.run.public / TAU_PLOT)
+        bar.advance()
+    facts = {
+        "format": FORMAT,
+        "recipe": recipe,
+        "radius": calibrate.clip_radius(wide, quantile),
+        "clip_quantile": quantile,
+        "tau": tau,
+        "tau_curve": curve.to_json(),
+        "dim": codes.shape[1],
+        "geometry_sha256": geometry_hash,
+        "prior_sha256": prior_hash,
+        "sources": [source.to_json() for source in job.public.sources],
+    }
+    write_json(path, facts)
+    return facts
+
+
+def _tau(
+    codes: Tensor, labels: Tensor, settings: Moments, seed: int
+) -> tuple[calibrate.TauCurve, float]:
+    gaussians = calibrate.class_gaussians(
+        codes,
+        labels,
+        shared=settings.covariance == "shared",
+        rank=settings.rank,
+        floor=settings.floor,
+    )
+    curve = calibrate.tau_curve(codes, labels, AnalyticField(*gaussians), seed=seed)
+    return curve, calibrate.knee(np.array(curve.t), np.array(curve.weighted))
+
+
+def _augmented(job: _Job) -> NDArray[np.uint8]:
+    """One altered copy of every public image: strokes for most, unless the plan says no."""
+    source = generator(job.plan.public_seed + 3)
+    strokes = job.plan.representation.autoencoder.strokes
+    images, parts = torch.from_numpy(job.public.images), []
+    for start in range(0, len(images), _PART):
+        part = pixels(images[start : start + _PART])
+        altered = augment(part, strokes=strokes, source=source)
+        parts.append(altered.mul(255.0).round().to(torch.uint8))
+    return torch.cat(parts).permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def _sheet(job: _Job, representation: Representation, augmented: NDArray[np.uint8]) -> None:
+    """Public images, plain and altered, above what the code space makes of them."""
+    path = job.run.public / SHEET
+    source = generator(job.plan.public_seed)
+    chosen = torch.randperm(len(augmented), generator=source)[:SHEET_IMAGES].numpy()
+    rows = []
+    for title, images in (("public", job.public.images[chosen]), ("altered", augmented[chosen])):
+        rows += [(title, images), ("rebuilt", representation.decode(representation.encode(images)))]
+    contact_sheet(rows, path, title="Public images and their reconstructions")
+
+
+def _geometry_recipe(job: _Job) -> str:
+    settings = job.plan.representation.model_dump(exclude={"clip_quantile"})
+    return job.recipe("representation", settings)
+
+
+def _prior_recipe(job: _Job, geometry_hash: str) -> str:
+    plan = job.plan
+    parts = (plan.velocity.model_dump(), plan.prior.model_dump(), len(plan.private.classes))
+    return job.recipe("prior", *parts, geometry_hash)
+
+
+def _calibration_recipe(job: _Job, geometry_hash: str, prior_hash: str) -> str:
+    settings = _moments(job.plan).model_dump(include={"covariance", "rank", "floor"})
+    quantile = job.plan.representation.clip_quantile
+    return job.recipe("calibration", settings, quantile, geometry_hash, prior_hash)
+
+
+def _moments(plan: Plan) -> Moments:
+    """What tau is measured for; without a moments stage, the paper's shared covariance."""
+    return plan.stages.moments or Moments(covariance="shared")
+
+
+def _finished(job: _Job) -> dict[str, Any] | None:
+    """The calibration, when every file of the room is there and made by this recipe."""
+    room = job.run.public
+    if not all((room / name).exists() for name in (GEOMETRY, PRIOR, TAU_PLOT, SHEET)):
+        return None
+    geometry_hash, prior_hash = sha256_file(room / GEOMETRY), sha256_file(room / PRIOR)
+    made = _made_by(room / GEOMETRY, _geometry_recipe(job)) and _made_by(
+        room / PRIOR, _prior_recipe(job, geometry_hash)
+    )
+    recipe = _calibration_recipe(job, geometry_hash, prior_hash)
+    return _kept_calibration(room / CALIBRATION, recipe) if made else None
+
+
+def _made_by(path: Path, recipe: str) -> bool:
+    try:
+        return path.exists() and load_tensors(path)[1].get("recipe") == recipe
+    except DpsynthError:
+        return False  # damaged: made again
+
+
+def _kept_calibration(path: Path, recipe: str) -> dict[str, Any] | None:
+    try:
+        facts: Mapping[str, Any] = read_json(path)
+    except DpsynthError:
+        return None
+    return dict(facts) if facts.get("recipe") == recipe else None

@@ -1,0 +1,238 @@
+"""The public code space: records in, centred and scaled codes out, and back.
+
+A code is (c - m) / s, where c is the raw code of an image, m the public mean and s the public
+root mean square over all coordinates, so that flows start near unit variance.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpsynth.artifacts.files import read_json, sha256_file
+from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.tensors import load_tensors, save_tensors
+from dpsynth.errors import MissingError, UsageError
+from dpsynth.models.autoencoder import ConvAutoencoder, build_autoencoder, pixels
+from dpsynth.planning.schema import ImageShape, Plan
+from dpsynth.public.geometry import PcaCodec
+
+FORMAT = "dpsynth-geometry-1"
+GEOMETRY, CALIBRATION = "geometry.safetensors", "calibration.json"
+_BATCH = 500
+Rows = TypeVar("Rows", NDArray[np.uint8], Tensor)
+
+
+class Codec(Protocol):
+    """Raw codes of images and back; `Representation` centres and scales them."""
+
+    def encode_one(self, image: NDArray[np.uint8]) -> NDArray[np.float64]: ...  # noqa: D102
+    def encode_many(self, images: NDArray[np.uint8]) -> Tensor: ...  # noqa: D102
+    def decode(self, codes: Tensor) -> Tensor: ...  # noqa: D102
+    def arrays(self) -> dict[str, NDArray[np.generic]]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, eq=False)
+class AutoencoderCodec:
+    """The convolutional autoencoder in eval mode."""
+
+    model: ConvAutoencoder
+
+    def encode_one(self, image: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Code (d,) of one image (H, W, C): a forward pass of this record and no other.
+
+        The input is copied into memory that torch aligned, for kernels may choose the order of
+        their sums by alignment.
+        """
+        with torch.inference_mode():
+            batch = pixels(torch.from_numpy(np.ascontiguousarray(image))[None])
+            code: NDArray[np.float64] = self.model.encode(batch)[0].double().numpy()
+        return code
+
+    def encode_many(self, images: NDArray[np.uint8]) -> Tensor:
+        """Codes (n, d) of public images (n, H, W, C), in batches."""
+        with torch.no_grad():
+            parts = [self.model.encode(pixels(torch.from_numpy(part))) for part in _parts(images)]
+        return torch.cat(parts)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Pixels (n, H, W, C) in [0, 1] of codes (n, d)."""
+        with torch.no_grad():
+            parts = [self.model.decode(part).sigmoid() for part in _parts(codes.float())]
+        return torch.cat(parts).permute(0, 2, 3, 1)
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """What `geometry.safetensors` keeps of it."""
+        state = self.model.state_dict()
+        return {f"net.{name}": value.contiguous().numpy() for name, value in state.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Representation:
+    """A codec with its public centre, scale and clip radius R (all in the same code space)."""
+
+    codec: Codec
+    shape: tuple[int, int, int]
+    mean: NDArray[np.float64]
+    scale: float
+    radius: float
+
+    @property
+    def dim(self) -> int:
+        """Numbers in a code, d."""
+        return len(self.mean)
+
+    def encode_exact(self, image: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Code (d,) of one record (H, W, C), the same bits whatever was encoded before or beside.
+
+        One thread and a batch of one always: how a sum is split never depends on other records
+        or on machine settings. Not clipped.
+        """
+        self._check(image.shape)
+        with _one_thread():
+            return self._whiten(image)
+
+    def encode_exact_many(
+        self,
+        images: NDArray[np.uint8],
+        advance: Callable[[], None] = lambda: None,
+    ) -> NDArray[np.float64]:
+        """Codes (n, d) of records (n, H, W, C), one by one as by `encode_exact`."""
+        self._check(images.shape[1:])
+        codes = np.empty((len(images), self.dim))
+        with _one_thread():
+            for index, image in enumerate(images):
+                codes[index] = self._whiten(image)
+                advance()
+        return codes
+
+    def encode(self, images: NDArray[np.uint8]) -> Tensor:
+        """Codes (n, d) float32 of public or synthetic images (n, H, W, C), in batches."""
+        self._check(images.shape[1:])
+        raw = self.codec.encode_many(images).double()
+        return ((raw - torch.from_numpy(self.mean)) / self.scale).float()
+
+    def decode(self, codes: Tensor) -> NDArray[np.uint8]:
+        """Images (n, H, W, C) of codes (n, d), rounded and clipped to bytes."""
+        if codes.ndim != 2 or codes.shape[1] != self.dim:
+            raise UsageError(f"decode got {tuple(codes.shape)}, expected codes (n, {self.dim})")
+        raw = codes.detach().cpu().double() * self.scale + torch.from_numpy(self.mean)
+        values = self.codec.decode(raw).mul(255.0).round().clamp(0.0, 255.0)
+        images: NDArray[np.uint8] = values.to(torch.uint8).contiguous().numpy()
+        return images
+
+    def _whiten(self, image: NDArray[np.uint8]) -> NDArray[np.float64]:
+        return (self.codec.encode_one(image) - self.mean) / self.scale
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        if shape != self.shape:
+            raise UsageError(f"an image of shape {shape} was given, expected {self.shape}")
+
+
+def standardised(codec: Codec, images: NDArray[np.uint8], radius: float = 1.0) -> Representation:
+    """The representation whose centre and scale are those of public `images` (n, H, W, C)."""
+    raw = codec.encode_many(images).double()
+    mean = raw.mean(0)
+    scale = float((raw - mean).square().mean().sqrt())
+    return Representation(codec, images.shape[1:], mean.numpy(), scale, radius)
+
+
+def save_geometry(path: Path, representation: Representation, metadata: dict[str, str]) -> None:
+    """Write codec, centre and scale as safetensors, atomically. The radius goes elsewhere."""
+    arrays = {
+        **representation.codec.arrays(),
+        "mean": representation.mean,
+        "scale": np.array([representation.scale]),
+    }
+    save_tensors(path, arrays, {**metadata, "format": FORMAT, "room": "public"})
+
+
+def load_geometry(path: Path, plan: Plan) -> tuple[Representation, dict[str, str]]:
+    """Read a geometry file (its radius is still 1), and its metadata.
+
+    Raises:
+        MissingError: no such file.
+        UsageError: damaged, or made for another plan.
+    """
+    arrays, metadata = load_tensors(path)
+    image = plan.private.image
+    shape = (image.height, image.width, image.channels)
+    try:
+        if metadata.get("format") != FORMAT:
+            raise ValueError("format")
+        codec = _codec(arrays, plan, image)
+        mean = np.asarray(arrays["mean"], dtype=np.float64)
+        scale = float(arrays["scale"][0])
+        if mean.shape != (plan.representation.code,):
+            raise ValueError("dim")
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"{path.name} does not fit the plan's representation",
+            hint="start a new run folder with --run, then: dpsynth pretrain RUN",
+        ) from error
+    return Representation(codec, shape, mean, scale, 1.0), metadata
+
+
+def load_representation(run: RunDir, plan: Plan) -> Representation:
+    """The run's representation, its radius R from the calibration.
+
+    Raises:
+        MissingError: `dpsynth pretrain` has not finished.
+        UsageError: the geometry is not the one that the calibration names.
+    """
+    path, calibration = run.public / GEOMETRY, run.public / CALIBRATION
+    if not path.exists() or not calibration.exists():
+        raise MissingError(
+            "the public representation is not there yet", hint=f"dpsynth pretrain {run.root}"
+        )
+    facts = read_json(calibration)
+    if sha256_file(path) != facts.get("geometry_sha256"):
+        raise UsageError(
+            f"{GEOMETRY} is not the file that {CALIBRATION} names",
+            hint=f"dpsynth pretrain {run.root}",
+        )
+    representation, _ = load_geometry(path, plan)
+    return replace(representation, radius=float(facts["radius"]))
+
+
+def _codec(arrays: dict[str, NDArray[np.generic]], plan: Plan, image: ImageShape) -> Codec:
+    if plan.representation.kind == "pca":
+        basis = np.asarray(arrays["basis"], dtype=np.float64)
+        centre = np.asarray(arrays["centre"], dtype=np.float64)
+        if basis.shape != (plan.representation.code, image.height * image.width * image.channels):
+            raise ValueError("basis")
+        return PcaCodec(basis, centre, (image.height, image.width, image.channels))
+    model = build_autoencoder(plan.representation, image)
+    # load_state_dict copies into memory that torch aligned.
+    model.load_state_dict(
+        {
+            name.removeprefix("net."): torch.from_numpy(np.array(value))
+            for name, value in arrays.items()
+            if name.startswith("net.")
+        }
+    )
+    return AutoencoderCodec(model.eval().requires_grad_(False))
+
+
+def _parts(rows: Rows) -> list[Rows]:
+    """Slices of at most `_BATCH` rows of an array or a tensor."""
+    return [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,222 @@
+"""The card of a hand-out folder, in Markdown: what was spent, on what, and what it does not cover.
+
+Its builder takes the lock, the transcript and what lies in `released/`, and nothing else.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpsynth.accounting.compose import epsilon
+from dpsynth.accounting.events import Event
+from dpsynth.artifacts.lock import Lock, Slot
+from dpsynth.artifacts.transcript import Transcript
+
+UNSAFE = "UNSAFE: the noise came from a fixed seed. Nothing here is private; for tests alone."
+PUBLIC_DEMO = (
+    "PUBLIC DEMO: the plan declares its private source public. Nothing was at stake, and "
+    "curator-only values may have been shown."
+)
+
+FILES = {
+    "moments.safetensors": "noisy counts, sums and second moments of codes by class",
+    "distilled.safetensors": "velocity model taught from those moments and public data",
+    "model.safetensors": "velocity model after DP-SGD on the private records",
+    "public/geometry.safetensors": "public encoder and decoder between images and codes",
+    "public/calibration.json": "public calibrations: clip radius, tau",
+    "contact-sheet.png": "synthetic images of every class",
+}
+
+
+def stamps(lock: Lock) -> dict[str, str]:
+    """Text fields for every image and sheet of a run."""
+    fields = {"dpsynth": "synthetic"}
+    if lock.unsafe_seed is not None:
+        fields["dpsynth-unsafe"] = UNSAFE
+    if lock.facts["private"]["public"]:
+        fields["dpsynth-demo"] = PUBLIC_DEMO
+    return fields
+
+
+def spent(lock: Lock, transcript: Transcript) -> float:
+    """Epsilon of every charge in the transcript, composed, rounded up."""
+    return _composed(lock, _charged(lock, transcript))
+
+
+def build_card(
+    lock: Lock,
+    transcript: Transcript,
+    samples: dict[str, dict[str, Any]],
+    files: Sequence[str] = (),
+) -> str:
+    """The card's text.
+
+    `samples`: summaries of the finished sample folders, by folder name; `files`: what else lies in
+    the hand-out folder.
+    """
+    parts = [
+        f"# {lock.facts['name']}: synthetic images under differential privacy",
+        *(f"> **{text}**" for key, text in stamps(lock).items() if key != "dpsynth"),
+        _guarantee(lock, transcript),
+        _spending(lock, transcript),
+        _adversary(lock),
+        _outside(lock),
+        _noise(lock),
+        _contents(lock, samples, files),
+        _verify(transcript),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _guarantee(lock: Lock, transcript: Transcript) -> str:
+    budget = lock.budget
+    state = "closed" if _is_closed(transcript) else "still open: more may be spent"
+    return _section(
+        "Guarantee",
+        f"Spent: **epsilon {spent(lock, transcript):.4f} at delta {budget['delta']:g}**, composed "
+        f"over every charge in `transcript.jsonl` by privacy-loss distributions, rounded up. "
+        f"Budget: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}; verified before any "
+        f"private record was read. The transcript is {state}.\n\n"
+        f"- Adjacency: {budget['adjacency']} {budget['unit']}.\n"
+        f"- Unit of privacy: one {budget['unit']}, that is one labelled image. Someone with "
+        f"several images in the data has a weaker guarantee (epsilon grows with their number).\n"
+        f"- Declared number of records: {lock.facts['private']['capacity']:,}. It is declared, not "
+        f"counted." + _delta_warning(lock),
+    )
+
+
+def _delta_warning(lock: Lock) -> str:
+    limit = 1 / (10 * lock.facts["private"]["capacity"])
+    if lock.budget["delta"] <= limit:
+        return ""
+    return (
+        f"\n- **Warning**: delta {lock.budget['delta']:g} is above 1/(10 N) = {limit:.1e}; a "
+        f"mechanism with such a delta may expose some records outright."
+    )
+
+
+def _spending(lock: Lock, transcript: Transcript) -> str:
+    charged = _charged(lock, transcript)
+    settled = {line["slot"] for line in transcript.lines if line["kind"] == "settle"}
+    rows = ["| mechanism | charges | noise / sensitivity | rate | steps | epsilon alone |"]
+    rows.append("| --- | --- | --- | --- | --- | --- |")
+    stages = dict.fromkeys(slot.stage for slot in charged)
+    rows += [_row(lock, stage, [s for s in charged if s.stage == stage]) for stage in stages]
+    lost = [slot for slot in charged if slot.id not in settled]
+    note = f"\n\n{len(lost)} charge(s) were lost to a crash and count as spent." if lost else ""
+    if not charged:
+        rows = ["Nothing was spent yet."]
+    return _section("Epsilon by mechanism", "\n".join(rows) + note)
+
+
+def _row(lock: Lock, stage: str, slots: Sequence[Slot]) -> str:
+    multipliers = sorted({_multiplier(slot.event()) for slot in slots})
+    noise = ", ".join(f"{value:.4g}" for value in multipliers[:3])
+    rates = sorted({slot.rate for slot in slots if slot.rate is not None})
+    steps = sum(slot.steps or 0 for slot in slots)
+    return (
+        f"| {stage} | {len(slots)} | {noise} | {', '.join(f'{r:g}' for r in rates) or '-'} | "
+        f"{steps or '-'} | {_composed(lock, slots):.4f} |"
+    )
+
+
+def _multiplier(event: Event) -> float:
+    return float(getattr(event, "noise_multiplier", float("nan")))
+
+
+def _composed(lock: Lock, slots: Sequence[Slot]) -> float:
+    if not slots:
+        return 0.0
+    delta = lock.budget["delta"] - lock.delta_slack
+    return epsilon([slot.event() for slot in slots], delta).pessimistic
+
+
+def _charged(lock: Lock, transcript: Transcript) -> list[Slot]:
+    slots = {slot.id: slot for slot in lock.slots}
+    ids = [line["slot"] for line in transcript.lines if line["kind"] == "charge"]
+    return [slots[number] for number in ids if number in slots]
+
+
+def _is_closed(transcript: Transcript) -> bool:
+    return any(line["kind"] == "close" for line in transcript.lines)
+
+
+def _adversary(lock: Lock) -> str:
+    return _section(
+        "What the adversary sees",
+        "Everything in this folder: released moments, models, images, lock, transcript, this card. "
+        "The guarantee holds for someone who knows all of it, the code, and every private record "
+        f"but one, with any amount of computing. Intermediate gradients, batches and checkpoints "
+        f"of the private training were not released; the accounting of "
+        f"`{lock.facts['name']}` covers them all the same.",
+    )
+
+
+def _outside(lock: Lock) -> str:
+    items = [
+        "Public data and pretrained models: the guarantee covers the private records alone. "
+        f"Public sources here: {', '.join(s['kind'] for s in lock.facts['public'])}.",
+        "Timing, crashes, memory use, or anything else seen by someone at the custodian's machine.",
+        "Which run was picked: choosing between runs by scores on private records costs privacy "
+        "that no charge here counts. Pick by public scores, or by a charged evaluation.",
+        "The custodian's `curator/` folder, which holds private values and is never handed out.",
+        "What is true of people in general: a conclusion that would be drawn from the data without "
+        "a person's image may still be drawn about that person.",
+        "That noise was really drawn: a transcript can show what was declared, not what was done.",
+    ]
+    return _section("Outside the guarantee", "\n".join(f"- {item}" for item in items))
+
+
+def _noise(lock: Lock) -> str:
+    source = (
+        "a cryptographic generator seeded by the operating system, whose state is never saved"
+        if lock.unsafe_seed is None
+        else "a FIXED SEED (UNSAFE, for tests alone)"
+    )
+    lines = [f"Noise and sampling coins come from {source}."]
+    stages = {slot.stage for slot in lock.slots}
+    if "moments" in stages:
+        lines.append(
+            "The moments carry discrete Gaussian noise on a grid; its distance to the continuous "
+            f"Gaussian is bounded and paid for by {lock.delta_slack:.1e} of delta."
+        )
+    if "train" in stages:
+        lines.append(
+            "DP-SGD's noise is a float64 Gaussian, and noisy sums are rounded to a declared grid: "
+            "a mitigation of floating-point attacks, not a proof against them."
+        )
+    return _section("Noise", " ".join(lines))
+
+
+def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[str]) -> str:
+    rows = [f"- `{name}`: {what}." for name, what in FILES.items() if name in files]
+    for folder, summary in sorted(samples.items()):
+        origin = summary.get("origin", {})
+        how = ", ".join(
+            f"{key} {origin[key]}" for key in ("model", "steps", "guidance") if key in origin
+        )
+        rows.append(f"- `{folder}/`: {summary['count']:,} images ({how}).")
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(lock.versions.items()))
+    if not samples:
+        rows.append("- No images were drawn yet.")
+    text = "\n".join(rows)
+    return _section(
+        "Contents",
+        f"{text}\n\nClasses: {', '.join(lock.facts['private']['classes'])}. "
+        f"Every file and its SHA-256: `manifest.json`. Made with {versions}.",
+    )
+
+
+def _verify(transcript: Transcript) -> str:
+    partial = "" if _is_closed(transcript) else " --partial"
+    return _section(
+        "How to verify",
+        "Needs neither the data nor a GPU, and the light install alone:\n\n"
+        f"```\ndpsynth replay{partial} --head {transcript.head} .\n```\n\n"
+        "It recomputes epsilon from the charges, checks that they are among what the lock "
+        "verified, and that no line was changed, dropped, moved or added. Head of the transcript "
+        f"(compare it with what the custodian publishes elsewhere):\n\n`{transcript.head}`",
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}"

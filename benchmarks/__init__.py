@@ -1,0 +1,1 @@
+"""Timed and scored comparisons; never part of the test run. `python -m benchmarks.NAME`."""

@@ -1,0 +1,196 @@
+"""`dpsynth evaluate`: synthetic samples against held-out real records. Curator-only.
+
+Every figure stands beside a ceiling (real training records in the samples' place) and a floor
+(the public images, or a constant answer), measured in the same run under the same protocol.
+`docs/evaluation.md` defines each. Looks at private data without noise: nothing here is released.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpsynth.artifacts.files import sha256_file, write_json
+from dpsynth.artifacts.samples import read_samples
+from dpsynth.artifacts.sheet import rows_by_class, side_by_side
+from dpsynth.assess.compare import MOST, Figures, Job, Pair, compared, probe_steps, thinned
+from dpsynth.assess.features import inception_space, lenet_space, remembered
+from dpsynth.assess.metrics import NEIGHBOURS, frechet_distance
+from dpsynth.assess.probes import PROTOCOL, SEEDS, majority, probe_score
+from dpsynth.console import note, progress
+from dpsynth.errors import DataError
+from dpsynth.models.inception import WEIGHTS, find_weights, load_inception
+from dpsynth.models.lenet import Images, predict, training_steps
+from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.vault import open_private
+
+FORMAT = "dpsynth-evaluation-1"
+NO_WEIGHTS = (
+    "Inception FID left blank: there are no weights, and none are ever downloaded. Name "
+    f"pytorch-fid's {WEIGHTS} with --inception-weights; the built-in LeNet features are shown."
+)
+
+
+def evaluate(
+    verified: VerifiedPlan,
+    *,
+    inception_weights: Path | None = None,
+    model: str | None = None,
+) -> dict[str, Any]:
+    """Measure the samples of a run; write `curator/evaluation.json` and `evaluation.png`.
+
+    Args:
+        verified: the run; its samples must have been drawn.
+        inception_weights: pytorch-fid's weights file; None looks into torch's hub cache.
+        model: measures `released/samples-MODEL/`, into `evaluation-MODEL.json`.
+
+    Returns:
+        The report as written; `findings` is the number of measures, `sheet` the path of the sheet.
+
+    Raises:
+        MissingError: no samples yet, or the named weights are absent.
+        DataError: damaged samples, or no usable record on one side of the split.
+    """
+    weights = find_weights(inception_weights)
+    suffix = "" if model is None else f"-{model}"
+    folder = verified.run.released / f"samples{suffix}"
+    plan, curator = verified.plan, verified.run.curator
+    image = plan.private.image
+    samples = read_samples(
+        folder, plan.private.classes, (image.height, image.width, image.channels)
+    )
+    train, held_out = _real(verified)
+    verified.run.make_rooms()
+    feature_steps = _feature_steps(verified)
+    total = feature_steps + 2 * len(SEEDS) * probe_steps(verified, len(samples[0]))
+    with progress("evaluating", total) as bar:
+        job = Job(verified, samples, train, held_out, bar)
+        figures = _builtin(job, feature_steps)
+    figures["inception"] = _inception(job, weights)
+    report = {
+        **_head(job, feature_steps),
+        **figures,
+        "samples": _samples(job, folder),
+        "findings": len(figures),
+        "notes": job.notes,
+        "sheet": str(_sheet(job, curator / f"evaluation{suffix}.png")),
+    }
+    write_json(curator / f"evaluation{suffix}.json", report)
+    return report
+
+
+def distance_to_held_out(verified: VerifiedPlan, images: Images) -> float:
+    """Frechet distance of other images uint8 (n, H, W, C) to the held-out records.
+
+    In the run's built-in features: the unit in which benchmarks express relative distances.
+    Curator-only.
+
+    Raises:
+        UsageError: fewer images on a side than features.
+    """
+    train, held_out = _real(verified)
+    cache, classes = verified.run.curator / "cache", len(verified.plan.private.classes)
+    space, _ = lenet_space(*train, classes, steps=_feature_steps(verified), cache=cache)
+    first, second = (space.features(thinned(side)) for side in (images, held_out[0]))
+    return frechet_distance(first, second)
+
+
+def _real(verified: VerifiedPlan) -> tuple[Pair, Pair]:
+    private = open_private(verified)
+    train, held_out = private.train.arrays(), private.held_out.arrays()
+    if not len(train[0]) or not len(held_out[0]):
+        raise DataError(
+            "one side of the split has no usable record",
+            hint=f"dpsynth check {verified.run.root}",
+        )
+    return train, held_out
+
+
+def _feature_steps(verified: VerifiedPlan) -> int:
+    """From the declared capacity, so that the progress bar tells no true count."""
+    plan = verified.plan
+    return training_steps(plan.private.capacity, plan.evaluation.feature_epochs)
+
+
+def _builtin(job: Job, feature_steps: int) -> Figures:
+    space, net = lenet_space(
+        *job.train, job.classes, steps=feature_steps, cache=job.cache, progress=job.bar.advance
+    )
+    return {
+        "accuracy": _accuracy(job),
+        **compared(job, space),
+        "label_consistency": float(np.mean(predict(net, job.samples[0]) == job.samples[1])),
+    }
+
+
+def _accuracy(job: Job) -> Figures:
+    """Probes on the samples; ceiling: on real training records; floor: a constant answer."""
+    synthetic = probe_score(job.samples, job.held_out, job.classes, job.steps, job.bar.advance)
+
+    def ceiling() -> Figures:
+        subset = job.real_subset()
+        return probe_score(subset, job.held_out, job.classes, job.steps, job.bar.advance).to_json()
+
+    real = remembered(job.key("probe", job.steps), ceiling)
+    constant = majority(job.held_out[1], job.classes)
+    return {
+        "synthetic": synthetic.mean,
+        "ceiling": real["mean"],
+        "floor": constant,
+        "chance": 1 / job.classes,
+        "probe_spread": {"synthetic": synthetic.spread, "ceiling": real["spread"]},
+    }
+
+
+def _inception(job: Job, weights: Path | None) -> Figures:
+    if weights is None:
+        note(NO_WEIGHTS)
+        return {"fid": None, "note": NO_WEIGHTS}
+    space = inception_space(load_inception(weights), sha256_file(weights))
+    with progress("evaluating: Inception features (minutes for every 10,000 images)"):
+        measured = compared(job, space)
+    return {"fid": measured.pop("frechet"), **measured}
+
+
+def _head(job: Job, feature_steps: int) -> Figures:
+    plan = job.verified.plan
+    return {
+        "format": FORMAT,
+        "room": "curator",
+        "noise_source": job.verified.noise_source,
+        "private_source_declared_public": plan.private.public,
+        "classes": list(plan.private.classes),
+        "protocol": {
+            "probe": PROTOCOL,
+            "probe_steps": job.steps,
+            "feature_steps": feature_steps,
+            "frechet": "pytorch-fid's estimators in float64; more images than features required",
+            "precision_recall": f"improved precision and recall, k={NEIGHBOURS}, all pairs",
+            "most_images_a_side": MOST,
+            "ceiling": "as many real training records as samples (all of them if fewer)",
+            "floor": "the plan's public images, evenly thinned; accuracy: the majority class",
+        },
+    }
+
+
+def _samples(job: Job, folder: Path) -> Figures:
+    counts = np.bincount(job.samples[1], minlength=job.classes)
+    names = job.verified.plan.private.classes
+    absent = [name for name, count in zip(names, counts, strict=True) if count == 0]
+    if absent:
+        job.notes.append(f"no sample of {len(absent)} declared classes: {', '.join(absent)}")
+    return {
+        "count": len(job.samples[0]),
+        "absent_classes": absent,
+        "metadata_sha256": sha256_file(folder / "metadata.csv"),
+    }
+
+
+def _sheet(job: Job, path: Path) -> Path:
+    """Synthetic beside real held-out images: shows private records, so curator-only."""
+    names = job.verified.plan.private.classes
+    synthetic, real = (rows_by_class(*side, names) for side in (job.samples, job.held_out))
+    rows = [(name, [left, right]) for (name, left), (_, right) in zip(synthetic, real, strict=True)]
+    title = f"{job.verified.plan.name}: curator only, shows real records"
+    stamp = {"dpsynth": "curator-only"}
+    return side_by_side(rows, ["synthetic", "real, held out"], path, title, stamp)

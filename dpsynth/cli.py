@@ -1,0 +1,61 @@
+"""The command line: runs the app, and turns every error into one message and its exit code."""
+
+import os
+import shlex
+import sys
+import traceback
+from typing import NoReturn
+
+from dpsynth.commands._app import app
+from dpsynth.console import note, show_error
+from dpsynth.errors import DpsynthError, MissingError
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line; every error ends in one clear message and its exit code."""
+    try:
+        app()
+    except DpsynthError as error:
+        _end(error)
+    except ModuleNotFoundError as error:
+        _end(_missing_extra(error))
+    except KeyboardInterrupt:
+        _interrupted()
+    except SystemExit as error:
+        if error.code == INTERRUPTED:
+            _interrupted()
+        raise
+    except Exception as error:  # one line for people, the traceback on request, never locals
+        if os.environ.get("DPSYNTH_DEBUG") == "1":
+            traceback.print_exc()
+        note(f"internal error: {type(error).__name__} (DPSYNTH_DEBUG=1 shows where)")
+        note("please report this: it is a fault of dpsynth")
+        raise SystemExit(1) from None
+
+
+def _end(error: DpsynthError) -> NoReturn:
+    if os.environ.get("DPSYNTH_DEBUG") == "1":
+        traceback.print_exc()
+    show_error(error)
+    raise SystemExit(error.exit_code)
+
+
+def _interrupted() -> NoReturn:
+    """Every command goes on where it was when it is typed again."""
+    note(f"interrupted; resume with: {shlex.join(['dpsynth', *sys.argv[1:]])}")
+    raise SystemExit(INTERRUPTED)
+
+
+def _missing_extra(error: ModuleNotFoundError) -> DpsynthError:
+    name = (error.name or "a module").partition(".")[0]
+    if name == "dpsynth":
+        return MissingError(
+            f"this install of dpsynth lacks {error.name}", hint="pip install --force-reinstall -e ."
+        )
+    extra = "sd3" if name in {"diffusers", "peft", "transformers"} else "torch"
+    return MissingError(
+        f"this step needs {name}, which the base install leaves out",
+        hint=f"pip install -e '.[{extra}]'",
+    )

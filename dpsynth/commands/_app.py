@@ -1,0 +1,62 @@
+"""The typer app: every subcommand in the panel of its room."""
+
+from typing import Annotated
+
+import typer
+
+from dpsynth import __version__
+from dpsynth.commands import _options as opt
+from dpsynth.commands.check import check
+from dpsynth.commands.close import close
+from dpsynth.commands.evaluate import evaluate
+from dpsynth.commands.plan import plan
+from dpsynth.commands.pretrain import pretrain
+from dpsynth.commands.release_moments import release_moments
+from dpsynth.commands.replay import replay
+from dpsynth.commands.run import run
+from dpsynth.commands.sample import sample
+from dpsynth.commands.status import status
+from dpsynth.commands.train import train
+
+app = typer.Typer(
+    name="dpsynth",
+    help="Private release of synthetic images: plan a budget, release, generate, measure, replay.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # locals may hold private images
+    pretty_exceptions_show_locals=False,
+)
+
+# In the order of work; the panels name the rooms that a command may enter.
+for _panel, _name, _function in (
+    (opt.PLAN, "plan", plan),
+    (opt.PLAN, "run", run),
+    (opt.PLAN, "status", status),
+    (opt.PUBLIC, "pretrain", pretrain),
+    (opt.SPENDS, "release-moments", release_moments),
+    (opt.SPENDS, "train", train),
+    (opt.POST, "sample", sample),
+    (opt.POST, "replay", replay),
+    (opt.POST, "close", close),
+    (opt.LOOKS, "check", check),
+    (opt.LOOKS, "evaluate", evaluate),
+):
+    app.command(_name, rich_help_panel=_panel)(_function)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dpsynth {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=False)
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Private release of synthetic images: plan a budget, release, generate, measure, replay."""

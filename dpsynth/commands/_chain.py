@@ -1,0 +1,141 @@
+"""The steps of `dpsynth run`, in order, each skipped where it is finished."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dpsynth.commands import _options as opt
+from dpsynth.console import note
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from dpsynth.planning.steps import Status
+    from dpsynth.planning.verify import VerifiedPlan
+
+Work = Callable[["VerifiedPlan"], object]
+
+
+def carry_out(verified: "VerifiedPlan") -> None:
+    """Do every step of the plan that is not done yet; a later call goes on where this one ended."""
+    from dpsynth.planning.steps import status
+
+    fresh = False
+    for name, work in _steps():
+        before = status(verified.run)
+        step = before.step(name)
+        if step is None:
+            continue
+        if step.done and not fresh and not _looks_itself(name, before):
+            note(f"{name}: done already")
+            continue
+        note(f"{name}:")
+        work(verified)
+        fresh = fresh or name not in {"check", "pretrain"}
+
+
+def _looks_itself(name: str, status: "Status") -> bool:
+    """Whether a step that seems done is asked again, for it knows best what still holds.
+
+    Until the transcript opens, the plan's public part may change; until it closes, the records.
+    """
+    if name == "pretrain":
+        return status.state.run_id is None
+    return name == "check" and not status.state.closed
+
+
+def _steps() -> Iterator[tuple[str, Work]]:
+    """Each step's library function; torch enters with the first that needs it."""
+    from dpsynth.assess.check import ensure_checked
+    from dpsynth.public.pretrain import pretrain
+
+    yield "check", ensure_checked
+    yield "pretrain", pretrain
+
+    from dpsynth.private.dpsgd import train
+    from dpsynth.private.moments import release_moments
+    from dpsynth.released.distill import distill
+
+    yield "release-moments", release_moments
+    yield "distil", distill
+    yield "train", train
+    yield "close", _close
+
+    from dpsynth.assess.evaluate import evaluate
+    from dpsynth.released.sampling import sample
+
+    yield "sample", sample
+    yield "evaluate", evaluate
+
+
+def _close(verified: "VerifiedPlan") -> None:
+    from dpsynth.artifacts.spending import close_run
+
+    close_run(verified.run, verified.lock)
+
+
+def summary(verified: "VerifiedPlan", show: bool) -> dict[str, Any]:
+    """What a finished run amounts to; measured values only if `show`."""
+    from dpsynth.artifacts.files import read_json
+    from dpsynth.planning import table
+    from dpsynth.planning.replay import replay
+    from dpsynth.released.handout import hand_out
+
+    run = verified.run
+    hand_out(run)
+    where = run.curator / "evaluation.json"
+    evaluation = read_json(where)
+    return {
+        "run": str(run.root),
+        **table.as_json(verified.lock),
+        "evaluation": opt.findings(evaluation, where, show),
+        "contact_sheet": str(run.released / "contact-sheet.png"),
+        "beside_real": str(evaluation["sheet"]),
+        "released": str(run.released),
+        "replay": replay(run.released).to_json(),
+    }
+
+
+def summary_text(verified: "VerifiedPlan", found: dict[str, Any]) -> "Group":
+    """The summary for people: spent by mechanism, measured, and where to look."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from dpsynth.planning import table as budget_table
+
+    lines = [
+        f"synthetic images: {found['contact_sheet']}",
+        f"beside real ones: {found['beside_real']}   (curator only)",
+        f"hand out:         {found['released']}",
+        f"replay:           {found['replay']['verdict']}",
+    ]
+    spent = budget_table.render(verified.lock, str(verified.run.lock))
+    return Group(spent, Text(), evaluation_text(found["evaluation"]), Text("\n".join(lines)))
+
+
+def evaluation_text(evaluation: dict[str, Any]) -> Any:
+    """The measured table, or how many findings there are and where, as a rich renderable."""
+    from rich.text import Text
+
+    from dpsynth.console import table
+
+    measured = measures(evaluation)
+    if measured:
+        columns = ("measured on held-out records", "synthetic", "ceiling", "floor")
+        return table(columns, measured)
+    count, where = evaluation.get("findings"), evaluation["where"]
+    return Text(f"measured: {count} curator-only findings in {where}")
+
+
+def measures(evaluation: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Rows of the measured table; none where the values may not be shown."""
+    names = {
+        "accuracy": "accuracy of a probe trained on synthetic alone",
+        "frechet": "Frechet distance",
+        "precision": "precision",
+        "recall": "recall",
+    }
+    return [
+        (text, *(evaluation[key].get(column) for column in ("synthetic", "ceiling", "floor")))
+        for key, text in names.items()
+        if isinstance(evaluation.get(key), dict)
+    ]

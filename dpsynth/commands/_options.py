@@ -1,0 +1,114 @@
+"""Arguments and options that several commands share: paths and machine settings, nothing else.
+
+Everything that matters for privacy or for the result is in the plan.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpsynth.console import note
+from dpsynth.errors import UsageError
+
+if TYPE_CHECKING:
+    from dpsynth.planning.verify import VerifiedPlan
+
+PLAN = "Plan"
+PUBLIC = "Public data"
+SPENDS = "Spends budget"
+POST = "Post-processing"
+LOOKS = "Looks (curator only)"
+
+# What `check` and `evaluate` may always say: how many findings, and where to read them.
+ALWAYS_SHOWN = ("findings", "where")
+
+
+def default_run() -> Path:
+    """Run folder of the plan.yaml in the working directory."""
+    plan = Path("plan.yaml")
+    if not plan.is_file():
+        raise UsageError(
+            "no run folder was given, and there is no plan.yaml in the working directory",
+            hint="dpsynth plan --init   (or name the run folder, such as runs/digits)",
+        )
+    return run_folder_of(plan)
+
+
+def run_folder_of(plan: Path) -> Path:
+    """Where a plan runs unless `--run` says otherwise: ./runs/NAME."""
+    from dpsynth.planning.yaml_plan import load_plan
+
+    return Path("runs") / load_plan(plan).name
+
+
+def _parse_run(text: str | Path) -> Path:
+    """A run folder as typed; a plan file stands for its run folder."""
+    path = Path(text)
+    return run_folder_of(path) if path.suffix in {".yaml", ".yml"} and path.is_file() else path
+
+
+PlanFile = Annotated[Path, typer.Argument(help="The plan.", metavar="PLAN", show_default=True)]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        help="The run folder. Default: that of the plan.yaml in the working directory.",
+        metavar="RUN",
+        default_factory=default_run,
+        show_default=False,
+        parser=_parse_run,
+    ),
+]
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--run", help="Run folder. Default: ./runs/NAME.", metavar="DIR"),
+]
+PrivatePath = Annotated[
+    Path | None,
+    typer.Option(
+        "--private",
+        metavar="PATH",
+        help="Where the private records lie now, in place of the plan's path: a folder, zip or "
+        "NPZ; for an IDX source a folder with files of the same names, or IMAGES,LABELS.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+ShowCurator = Annotated[
+    bool,
+    typer.Option(
+        "--show-curator",
+        help="Print curator-only values too: they come from private data without noise.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: all cores."),
+]
+
+
+def use_threads(threads: int | None) -> None:
+    """Limit the numeric libraries' threads; call it before they are imported."""
+    if threads is not None:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[name] = str(threads)
+
+
+def may_show(verified: "VerifiedPlan", show_curator: bool) -> bool:
+    """Whether curator-only values may go to the terminal; says so on stderr when they do."""
+    if verified.plan.private.public:
+        note("the plan declares its private source public: curator-only values are shown")
+        return True
+    return show_curator
+
+
+def visible(results: Mapping[str, Any], show: bool) -> dict[str, Any]:
+    """Results of a step without its `curator` entry, unless it may be shown."""
+    return {key: value for key, value in results.items() if key != "curator" or show}
+
+
+def findings(results: Mapping[str, Any], where: Path, show: bool) -> dict[str, Any]:
+    """Results of a look at private data: everything if `show`, else the count and the path."""
+    full = {**results, "where": str(where)}
+    return full if show else {key: full[key] for key in ALWAYS_SHOWN if key in full}

@@ -1,0 +1,33 @@
+"""`dpsynth close`: end a run's transcript and refresh its hand-out folder."""
+
+from dpsynth.commands import _options as opt
+from dpsynth.console import result
+
+
+def close(run: opt.Run, json: opt.Json = False) -> None:
+    """Close a run whose spending stopped early, and refresh released/.
+
+    What was charged and not settled is forfeited for good; nothing can be charged afterwards.
+
+    Example: dpsynth close runs/digits
+    """
+    from dpsynth.artifacts.lock import read_lock
+    from dpsynth.artifacts.rooms import RunDir
+    from dpsynth.artifacts.spending import close_run
+
+    folder = RunDir.open(run)
+    state = close_run(folder, read_lock(folder.lock))
+
+    from dpsynth.released.handout import hand_out
+
+    hand_out(folder)
+    result(
+        {
+            "run": str(run),
+            "head": state.head,
+            "settled": len(state.settled),
+            "forfeited": len(state.forfeited),
+            "released": str(folder.released),
+        },
+        json,
+    )

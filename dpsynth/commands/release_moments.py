@@ -1,0 +1,29 @@
+"""`dpsynth release-moments`: spend the plan's moments stage."""
+
+from dpsynth.commands import _options as opt
+from dpsynth.console import result
+
+
+def release_moments(
+    run: opt.Run,
+    private: opt.PrivatePath = None,
+    threads: opt.Threads = None,
+    show_curator: opt.ShowCurator = False,
+    json: opt.Json = False,
+) -> None:
+    """Release noisy class moments of the private images, once.
+
+    Example: dpsynth release-moments runs/digits
+    """
+    opt.use_threads(threads)
+    from dpsynth.planning.verify import load_verified
+
+    verified = load_verified(run, private)  # over budget: the data is never opened
+
+    from dpsynth.assess.check import ensure_checked
+
+    ensure_checked(verified)
+    from dpsynth.private.moments import release_moments as library_release
+
+    shown = opt.may_show(verified, show_curator)
+    result(opt.visible(library_release(verified), shown), json)

@@ -1,0 +1,35 @@
+"""`dpsynth run`: all of a plan, resumable."""
+
+from pathlib import Path
+
+from dpsynth.commands import _chain
+from dpsynth.commands import _options as opt
+from dpsynth.console import note, result
+from dpsynth.errors import ReplayError
+
+
+def run(
+    plan: opt.PlanFile = Path("plan.yaml"),
+    *,
+    run: opt.RunOption = None,
+    private: opt.PrivatePath = None,
+    threads: opt.Threads = None,
+    show_curator: opt.ShowCurator = False,
+    json: opt.Json = False,
+) -> None:
+    """Plan, check, pretrain, release, train, sample, evaluate and replay; skips what is done.
+
+    Example: dpsynth run plans/digits.yaml
+    """
+    opt.use_threads(threads)
+    from dpsynth.planning.verify import make_run, warnings
+
+    verified = make_run(plan, run, private=private)
+    for warning in warnings(verified.plan):
+        note(warning)
+    shown = opt.may_show(verified, show_curator)
+    _chain.carry_out(verified)
+    found = _chain.summary(verified, shown)
+    result(found, json, lambda: _chain.summary_text(verified, found))
+    if not found["replay"]["ok"]:
+        raise ReplayError(found["replay"]["verdict"], hint="never hand this out")

@@ -1,0 +1,144 @@
+"""The terminal: results on stdout, talk and progress on stderr, errors with what to type next."""
+
+import json as json_lib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dpsynth.errors import DpsynthError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from rich.table import Table
+
+Text = str | Callable[[], Any] | None
+
+
+def result(obj: Mapping[str, Any], json: bool = False, text: Text = None) -> None:
+    """Print a command's result on stdout, and nothing else there.
+
+    `json`: one JSON document. Otherwise `text`: a string, or a function that returns a string
+    or a rich renderable; without it, one `key: value` line an entry.
+    """
+    if json:
+        print(json_lib.dumps(_finite(obj), indent=2, allow_nan=False), flush=True)
+        return
+    shown = text() if callable(text) else text
+    if shown is None:
+        shown = "\n".join(_lines(obj))
+    if isinstance(shown, str):
+        print(shown, flush=True)
+    else:
+        render(shown)
+
+
+def render(renderable: Any) -> None:
+    """Print a rich renderable on stdout; colours only on a terminal."""
+    from rich.console import Console
+
+    Console(soft_wrap=False, width=None if sys.stdout.isatty() else 120).print(renderable)
+
+
+def note(message: str) -> None:
+    """Say something on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def show_error(error: DpsynthError) -> None:
+    """Say on stderr what went wrong and what to type next."""
+    note(f"error: {error.message}")
+    if error.hint:
+        note(f"try: {error.hint}")
+
+
+def fail(error: DpsynthError) -> NoReturn:
+    """Say what went wrong on stderr and end with the error's exit code."""
+    show_error(error)
+    raise SystemExit(error.exit_code)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
+) -> "Table":
+    """A rich table for `result` or `render`: first column left, the others right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text as RichText
+
+    built = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        built.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        built.add_row(*(RichText(_cell(value)) for value in row))
+    return built
+
+
+class Bar:
+    """Handle of a running progress bar: it knows steps alone, never a value of a record."""
+
+    def __init__(self, shown: "Progress | None", task: "TaskID | None", total: int | None) -> None:
+        self._shown, self._task = shown, task
+        self.total = total
+
+    def advance(self, steps: int = 1) -> None:
+        """Move the bar by `steps`."""
+        if self._shown is not None and self._task is not None:
+            self._shown.advance(self._task, steps)
+
+
+@contextmanager
+def progress(description: str, total: int | None = None, completed: int = 0) -> Iterator[Bar]:
+    """A progress bar on stderr; without a terminal, a line at the start and one at the end."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        note(f"{description} ...")
+        yield Bar(None, None, total)
+        note(f"{description}: done")
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task(description, total=total, completed=completed)
+        yield Bar(shown, task, total)
+
+
+def _lines(obj: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in obj.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}: {_cell(value)}"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    # NumPy scalars, without importing NumPy here.
+    return _finite(value.item()) if hasattr(value, "item") else str(value)

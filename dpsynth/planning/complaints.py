@@ -1,0 +1,193 @@
+"""One clear complaint about a plan: file and line, what was given, what to type."""
+
+import difflib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from dpsynth.errors import PlanError
+from dpsynth.planning.schema import Plan, Section
+
+Loc = tuple[int | str, ...]
+
+# What pydantic's error types mean to someone who writes a plan.
+_EXPECTED = {
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_type": "true or false",
+    "string_type": 'text, such as "0" in quotes',
+    "list_type": "a list, such as [a, b]",
+    "path_type": "a path as text",
+    "model_type": "a section: indented `key: value` lines",
+    "model_attributes_type": "a section: indented `key: value` lines",
+    "dict_type": "a section: indented `key: value` lines",
+}
+_BOUND = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_EXAMPLES = {"epsilon": "1.0", "delta": "1e-5", "capacity": "60000", "rate": "0.02", "version": "1"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A plan's file name, for messages, and its lines."""
+
+    file: str
+    lines: tuple[str, ...]
+
+    def error(self, line: int, problem: str, *, hint: str = "") -> PlanError:
+        """The complaint about a line (counted from 0), showing that line."""
+        text = self.lines[line].rstrip() if line < len(self.lines) else ""
+        printable = "".join(c if c.isprintable() else " " for c in text)[:120]
+        shown_line = f"\n  {line + 1} | {printable}" if printable.strip() else ""
+        return PlanError(f"{self.file}:{line + 1}: {problem}{shown_line}", hint=hint)
+
+
+def shown(value: Any) -> str:
+    """A given value as a message shows it."""
+    if isinstance(value, Mapping):
+        return "a section"
+    if isinstance(value, list):
+        return "a list"
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value[:60]}"' if isinstance(value, str) else str(value)
+
+
+def explain(error: ValidationError, root: yaml.Node, source: Source) -> PlanError:
+    """The first problem by line, and how many more there are on other lines."""
+    found: dict[tuple[int, str], list[Any]] = {}
+    for problem in error.errors(include_url=False):
+        line, path = _locate(problem["loc"], root, problem["type"])
+        found.setdefault((line, path), []).append(problem)
+    # A misspelt key explains a missing one, so it comes first.
+    (line, path), problems = min(
+        found.items(), key=lambda item: (item[1][0]["type"] != "extra_forbidden", item[0])
+    )
+    text, hint = _words(path, problems)
+    others = sorted({at + 1 for at, _ in found if at != line})
+    if others:
+        text += f" (also look at line {', '.join(map(str, others))})"
+    return source.error(line, text, hint=hint)
+
+
+def _words(path: str, problems: Sequence[Any]) -> tuple[str, str]:
+    first = problems[0]
+    kind, key = first["type"], path.rpartition(".")[2]
+    parent = path.rpartition(".")[0]
+    if kind == "missing":
+        where = f"`{parent}:`" if parent else "the top level"
+        example = _EXAMPLES.get(key, "...")
+        return f"{where} lacks the key `{key}`", f"add a line `{key}: {example}` under {where}"
+    if kind == "extra_forbidden":
+        return f"unknown key `{path}`", _spelling(key, first["loc"])
+    if kind == "union_tag_not_found":
+        tag = str(first["ctx"]["discriminator"]).strip("'")
+        return f"`{path}` lacks the key `{tag}`", f"add a line `{tag}: ...` under `{key}:`"
+    if kind == "union_tag_invalid":
+        tag, tags = str(first["ctx"]["discriminator"]).strip("'"), first["ctx"]["expected_tags"]
+        given = shown(first["ctx"]["tag"])
+        return f"`{path}.{tag}`: got {given}, expected {tags}", f"write `{tag}:` with one of them"
+    if kind == "value_error":
+        reason = first["msg"].removeprefix("Value error, ")
+        return f"{path + ': ' if path else ''}{reason}", "change the plan so that this holds"
+    expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
+    return f"`{path}`: got {shown(first['input'])}, expected {expected}", _example(path, expected)
+
+
+def _example(path: str, expected: str) -> str:
+    parent, _, key = path.rpartition(".")
+    if key in _EXAMPLES:
+        return f"write `{key}: {_EXAMPLES[key]}`"
+    return (
+        f"write {expected} in the list `{parent}`"
+        if key.isdigit()
+        else f"write `{key}: `, {expected}"
+    )
+
+
+def _expected(problem: Any) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in _BOUND:
+        word, name = _BOUND[kind]
+        return f"a number {word} {context[name]:g}"
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "string_pattern_mismatch":
+        return "lower-case letters, digits, dot, dash or underscore (at most 64)"
+    if kind == "too_short":
+        return "a list of at least one"
+    return _EXPECTED.get(kind, str(problem["msg"]))
+
+
+def _locate(loc: Loc, root: yaml.Node, kind: str) -> tuple[int, str]:
+    """Line (from 0) and dotted name of pydantic's location; union tags in it are skipped."""
+    node, line, names = root, root.start_mark.line, list[str]()
+    for index, part in enumerate(loc):
+        last = index == len(loc) - 1
+        child = _child(node, part)
+        if child is None:
+            if last and kind == "missing":
+                names.append(str(part))
+            continue
+        key, node = child
+        line = key.start_mark.line
+        names.append(str(part))
+    return line, ".".join(names)
+
+
+def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == part:
+                return key, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+        return node.value[part], node.value[part]
+    return None
+
+
+def _spelling(key: str, loc: Loc) -> str:
+    known = _keys_at(loc[:-1])
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{near[0]}:`?"
+    return f"remove it; the keys here are {', '.join(known)}" if known else "remove it"
+
+
+def _keys_at(loc: Loc) -> list[str]:
+    """Keys of the section at pydantic's location."""
+    here: list[type[Section]] = [Plan]
+    for part in loc:
+        tagged = [section for section in here if part in _tags(section)]
+        if tagged:
+            here = tagged
+        elif isinstance(part, str):
+            fields = [s.model_fields[part] for s in here if part in s.model_fields]
+            here = [section for field in fields for section in _sections(field.annotation)]
+    return sorted({name for section in here for name in section.model_fields})
+
+
+def _tags(section: type[Section]) -> tuple[Any, ...]:
+    for name in ("kind", "by"):
+        if name in section.model_fields:
+            return typing.get_args(section.model_fields[name].annotation)
+    return ()
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    """The section classes inside a field's annotation (optional, list, tagged union)."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _sections(inner)

@@ -1,0 +1,179 @@
+"""What an auditor was handed: a transcript, and beside it a lock and a manifest if there are.
+
+Everything here is checked for being unaltered; `replay` then checks what it amounts to.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.lock import Lock, read_lock
+from dpsynth.artifacts.manifest import NAME as MANIFEST
+from dpsynth.artifacts.manifest import check_manifest
+from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
+from dpsynth.artifacts.transcript import Line, Transcript, read_transcript
+from dpsynth.errors import MissingError, ReplayError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Unaltered lines, starting with `open`. `head_checked` says against what, or is None."""
+
+    target: str
+    lines: tuple[Line, ...]
+    head: str
+    head_checked: str | None
+    lock: Lock | None
+    stated_epsilon: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the last line is `close`."""
+        return bool(self.lines[-1]["kind"] == "close")
+
+
+def gather(target: Path, *, head: str | None, partial: bool) -> Evidence:
+    """Read a transcript file, a run folder or a hand-out folder, and check each file alone.
+
+    Raises MissingError when `target` is not there, ReplayError when anything was altered.
+    """
+    if not target.exists():
+        raise MissingError(f"{target} does not exist", hint="dpsynth replay RUN")
+    if target.is_dir() and not (target / TRANSCRIPT_NAME).is_file():
+        raise MissingError(
+            f"{target} holds no {TRANSCRIPT_NAME}: nothing was spent, or it is no run folder",
+            hint="dpsynth status RUN",
+        )
+    folder = target if target.is_dir() else target.parent
+    path = folder / TRANSCRIPT_NAME if target.is_dir() else target
+    transcript = read_transcript(path)
+    notes = _state_notes(transcript, partial)
+    lock = _lock_beside(folder, required=target.is_dir())
+    if lock is None:
+        notes.append(f"lock not checked: no {LOCK_NAME} beside the transcript")
+    manifest = _manifest(target, folder, notes)
+    checked = _check_head(transcript, head, manifest, notes, grown=_is_run(folder))
+    if target.is_dir():
+        _check_files(folder, transcript)
+    stated = manifest.get("epsilon") if manifest and checked else None
+    if stated is not None and not isinstance(stated, int | float):
+        raise ReplayError(f"{MANIFEST} states no number as its epsilon")
+    if manifest and manifest["head"] != transcript.head:
+        stated = None  # it was stated for an earlier state of the run
+    return Evidence(
+        str(target), transcript.lines, transcript.head, checked, lock, stated, tuple(notes)
+    )
+
+
+def _state_notes(transcript: Transcript, partial: bool) -> list[str]:
+    """Notes on how the transcript ends. ReplayError where `--partial` is needed and absent."""
+    if not transcript.lines:
+        raise ReplayError("the transcript has no whole line: nothing was spent yet")
+    notes = []
+    if transcript.torn or transcript.unended:
+        notes.append("the last line is torn: a crash while it was written; it charged nothing")
+    if transcript.unended:
+        notes[-1] = "the last line lacks its end: a crash while it was written; it is counted"
+    if transcript.lines[-1]["kind"] != "close":
+        notes.append("the transcript is not closed: more may be spent")
+    if notes and not partial:
+        raise ReplayError(
+            notes[0],
+            hint="dpsynth close RUN ends it; dpsynth replay --partial takes it as it is",
+        )
+    return notes
+
+
+def _lock_beside(folder: Path, *, required: bool) -> Lock | None:
+    path = folder / LOCK_NAME
+    if path.is_file():
+        return read_lock(path)
+    if required:
+        raise ReplayError(f"no {LOCK_NAME} beside the transcript", hint="ask for a whole copy")
+    return None
+
+
+def _is_run(folder: Path) -> bool:
+    return not (folder / MANIFEST).is_file()
+
+
+def _manifest(target: Path, folder: Path, notes: list[str]) -> dict[str, Any] | None:
+    """The hand-out's manifest: of the folder itself, or of the run's `released/`.
+
+    A hand-out must match its manifest. In a run, `released/` may be in the middle of a
+    refresh that a crash ended; that says nothing about what was spent, and is noted.
+    """
+    if not _is_run(folder):
+        return check_manifest(folder)
+    released = RunDir(folder).released
+    if not (target.is_dir() and (released / MANIFEST).is_file()):
+        return None
+    try:
+        return check_manifest(released)
+    except ReplayError as error:
+        notes.append(
+            f"released/ is not to be handed out as it is ({error.message}): "
+            "refresh it with `dpsynth close RUN`"
+        )
+        return None
+
+
+def _check_head(
+    transcript: Transcript,
+    head: str | None,
+    manifest: dict[str, Any] | None,
+    notes: list[str],
+    *,
+    grown: bool,
+) -> str | None:
+    """What the last line's hash was compared with; None if with nothing.
+
+    `grown`: a run may have gone on since its hand-out; the manifest's head must then be the
+    hash of an earlier line.
+    """
+    if head is not None and head.strip().lower() != transcript.head:
+        raise ReplayError(
+            f"the head is {transcript.head}, and --head says {head}",
+            hint="the transcript is not the one whose head was published",
+        )
+    if manifest is not None and manifest["head"] != transcript.head:
+        if not grown or manifest["head"] not in {line["hash"] for line in transcript.lines}:
+            raise ReplayError(f"the transcript's head is not the one in {MANIFEST}")
+        notes.append("released/ is older than the transcript: refresh it with `dpsynth close RUN`")
+        manifest = None
+    if head is not None:
+        return "--head"
+    return MANIFEST if manifest is not None else None
+
+
+def _check_files(folder: Path, transcript: Transcript) -> None:
+    """Files that lines name by hash are those files: the calibration, the released moments."""
+    _check_calibration(folder, transcript)
+    released = folder if not _is_run(folder) else RunDir(folder).released
+    moments = released / "moments.safetensors"
+    if not moments.is_file():
+        return
+    slots = {
+        line["slot"]
+        for line in transcript.lines
+        if line["kind"] == "charge" and line["stage"] == "moments"
+    }
+    settled = {
+        line["sha256"]
+        for line in transcript.lines
+        if line["kind"] == "settle" and line["slot"] in slots
+    }
+    if settled and sha256_file(moments) not in settled:
+        raise ReplayError(f"{moments.name} is not what the transcript settled")
+
+
+def _check_calibration(folder: Path, transcript: Transcript) -> None:
+    path = RunDir(folder).calibration
+    named = {line["calibration_hash"] for line in transcript.lines if line["kind"] == "charge"}
+    if path.is_file() and named and sha256_file(path) not in named:
+        raise ReplayError(
+            "public/calibration.json is not the one that the charges name",
+            hint="restore it: the released values are scaled by it",
+        )

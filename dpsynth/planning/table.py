@@ -1,0 +1,69 @@
+"""The table by mechanism that `dpsynth plan` and `dpsynth run` show."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dpsynth.artifacts.lock import Lock
+from dpsynth.console import table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+COLUMNS = ("mechanism", "executions", "noise multiplier", "rate", "epsilon alone", "share")
+
+
+def rows(lock: Lock) -> Iterator[tuple[Any, ...]]:
+    """One row a stage, then the total that the budget must cover."""
+    for stage, row in lock.by_stage.items():
+        yield (
+            stage,
+            row["executions"],
+            f"{row['noise_multiplier']:.5g}",
+            row["rate"],
+            f"{row['epsilon_alone']:.4f}",
+            f"{row['share']:.3f}",
+        )
+    yield "composed", "", "", "", f"{lock.epsilon:.4f}", ""
+    yield "budget", "", "", "", f"{lock.budget['epsilon']:.4f}", ""
+
+
+def render(lock: Lock, where: str) -> "Group":
+    """The table and what it means, as a rich renderable."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(table(COLUMNS, rows(lock)), Text("\n".join(_footnotes(lock, where))))
+
+
+def as_json(lock: Lock) -> dict[str, Any]:
+    """The table as plain JSON values."""
+    return {
+        "mechanisms": lock.by_stage,
+        "epsilon": lock.epsilon,
+        "epsilon_optimistic": lock.optimistic,
+        "budget": lock.budget,
+        "delta_slack": lock.delta_slack,
+        "checks": lock.checks,
+        "slots": len(lock.slots),
+        "spares": sum(slot.spare for slot in lock.slots),
+        "split": lock.facts["split"],
+        "plan_hash": lock.plan_hash,
+        "lock_hash": lock.lock_hash,
+        "noise_source": lock.noise_source,
+    }
+
+
+def _footnotes(lock: Lock, where: str) -> Iterator[str]:
+    budget = lock.budget
+    yield (
+        f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "
+        f"{budget['adjacency']}, unit: {budget['unit']}"
+    )
+    if lock.facts["split"] == "epsilon":
+        yield (
+            "split: epsilon gives each stage its share of epsilon; composed exactly, the total "
+            f"is {lock.epsilon:.4f} of {budget['epsilon']:g}"
+        )
+    if lock.unsafe_seed is not None:
+        yield "UNSAFE: noise comes from a fixed seed; nothing of this run may be handed out"
+    yield f"lock: {where}"

@@ -1,0 +1,149 @@
+"""From a plan to the mechanism executions it may make: numbered slots with their statistics.
+
+What noise depends on is decided here, from declared values alone.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from dpsynth.accounting import discrete
+from dpsynth.accounting.statistics import (
+    ClassMoments,
+    ClippedGradientSum,
+    PaperClassSums,
+    PaperSecondMoment,
+    Statistic,
+    sensitivity,
+)
+from dpsynth.artifacts.lock import Slot
+from dpsynth.errors import PlanError
+from dpsynth.planning.schema import Blocks, Moments, Plan, Train
+
+GRID_SCALE = 2.0**30
+MAX_SLOTS = 100_000
+
+
+def active_weights(plan: Plan) -> dict[str, float]:
+    """Weights of the active stages, normalised to sum to one.
+
+    The paper's 0.2 and 0.65 become 0.235 and 0.765 (StraightDP, Table 9).
+    """
+    stages = {"moments": plan.stages.moments, "train": plan.stages.train}
+    given = {name: stage.weight for name, stage in stages.items() if stage is not None}
+    largest = max(given.values())  # first, so that huge weights do not overflow
+    total = sum(weight / largest for weight in given.values())
+    return {name: weight / largest / total for name, weight in given.items()}
+
+
+def block_weights(blocks: Blocks) -> tuple[float, float, float]:
+    """(a, b, c) with a^2 + b^2 + c^2 = 1 from the declared shares of the squares."""
+    shares = (blocks.count, blocks.sum, blocks.second)
+    largest = max(shares)
+    total = sum(share / largest for share in shares)
+    a, b, c = (math.sqrt(share / largest / total) for share in shares)
+    return a, b, c
+
+
+def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic]]:
+    """Name and statistic of each release of the moments stage (section 3.1)."""
+    classes, dim = len(plan.private.classes), plan.representation.code
+    if moments.sensitivity == "paper":
+        return [
+            ("moments-sums", PaperClassSums(classes=classes, dim=dim)),
+            ("moments-second", PaperSecondMoment(capacity=plan.private.capacity, dim=dim)),
+        ]
+    a, b, c = block_weights(moments.blocks)
+    statistic = ClassMoments(
+        count=a, sum=b, second=c, covariance=moments.covariance, classes=classes, dim=dim
+    )
+    return [("moments", statistic)]
+
+
+def slots(plan: Plan, multipliers: Mapping[str, float]) -> tuple[Slot, ...]:
+    """All slots in planned order, each with the noise of its stage's multiplier."""
+    made = [*_moment_slots(plan, multipliers), *_train_slots(plan, multipliers)]
+    return tuple(
+        Slot(id=number, stage=stage, name=name, statistic=statistic,
+             noise_std=noise_std(statistic, multipliers[stage]),
+             rate=rate, steps=steps, spare=spare)
+        for number, (stage, name, statistic, rate, steps, spare) in enumerate(made, start=1)
+    )  # fmt: skip
+
+
+_Draft = tuple[str, str, Statistic, float | None, int | None, bool]
+
+
+def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
+    moments = plan.stages.moments
+    if moments is None or "moments" not in multipliers:
+        return
+    releases = moment_statistics(plan, moments)
+    for name, statistic in releases:
+        yield "moments", name, statistic, None, None, False
+    for number in range(1, moments.spares + 1):
+        for name, statistic in releases:
+            yield "moments", f"{name}-spare-{number}", statistic, None, None, True
+
+
+def _train_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
+    train = plan.stages.train
+    if train is None or "train" not in multipliers:
+        return
+    statistic = ClippedGradientSum(clip=train.clip)
+    for number, steps in enumerate(chunks(train), start=1):
+        yield "train", f"train-{number:04d}", statistic, train.rate, steps, False
+
+
+def chunks(train: Train) -> list[int]:
+    """Steps of each charged chunk; the last may be shorter.
+
+    >>> chunks(Train(rate=0.02, steps=250, chunk=100))
+    [100, 100, 50]
+    """
+    full, rest = divmod(train.steps, train.chunk)
+    if full > MAX_SLOTS:
+        raise PlanError(
+            f"stages.train: {train.steps} steps in chunks of {train.chunk} make more than "
+            f"{MAX_SLOTS} slots",
+            hint="raise stages.train.chunk",
+        )
+    return [train.chunk] * full + ([rest] if rest else [])
+
+
+def noise_std(statistic: Statistic, multiplier: float) -> float:
+    """Absolute noise of at least `multiplier` times the sensitivity (rounded up, never down)."""
+    bound = sensitivity(statistic)
+    std = multiplier * bound
+    while std / bound < multiplier:
+        std = math.nextafter(std, math.inf)
+    return std
+
+
+def delta_slack(plan: Plan) -> float:
+    """Share of delta that pays for the discrete noise of every moment slot, spares included.
+
+    The releases draw on integer grids of scale 2^30 or finer (accounting, equation A8).
+    """
+    moments = plan.stages.moments
+    if moments is None:
+        return 0.0
+    drawn = sum(coordinates(statistic) for _, statistic in moment_statistics(plan, moments))
+    return discrete.delta_slack(drawn * (1 + moments.spares), GRID_SCALE, plan.budget.epsilon)
+
+
+def coordinates(statistic: Statistic) -> int:
+    """How many numbers a released statistic has; symmetric matrices count their upper triangle.
+
+    >>> coordinates(PaperClassSums(classes=10, dim=32))
+    330
+    """
+    match statistic:
+        case ClassMoments(classes=classes, dim=dim, covariance=covariance):
+            matrices = classes if covariance == "class" else 1
+            return classes * (1 + dim) + matrices * (dim * (dim + 1) // 2)
+        case PaperClassSums(classes=classes, dim=dim):
+            return classes * (1 + dim)
+        case PaperSecondMoment(dim=dim):
+            return dim * (dim + 1) // 2
+        case ClippedGradientSum():
+            return 0  # its noise is continuous

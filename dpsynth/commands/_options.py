@@ -90,6 +90,8 @@ Threads = Annotated[
 
 def use_threads(threads: int | None) -> None:
     """Limit the numeric libraries' threads; call it before they are imported."""
+    # Threads that wait must not spin: beside other work, spinning costs more than it saves.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(threads)

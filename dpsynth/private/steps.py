@@ -15,6 +15,7 @@ from dpsynth.artifacts.lock import Slot
 from dpsynth.errors import PlanError
 from dpsynth.models.flow import drop_labels, interpolate
 from dpsynth.models.seeding import generator
+from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import Train
 from dpsynth.private.clipping import ClippedSum, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
@@ -56,6 +57,7 @@ class Workload:
         return self.low + index * width, self.low + (index + 1) * width
 
 
+@one_thread()
 def run_chunk(
     slot: Slot,
     data: PrivateCodes,
@@ -145,7 +147,7 @@ def _line(step: int, found: ClippedSum, clip: float) -> dict[str, Any]:
         "step": step,
         "batch": len(found.norms),
         "not_finite": int((~finite).sum()),
-        "loss": None if none else float(losses.mean()),
+        "loss": None if none else float(losses.double().mean()),
         "norm_median": None if none else float(norms.median()),
         "clipped": None if none else float((norms > clip).double().mean()),
     }

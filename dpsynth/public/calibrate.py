@@ -14,6 +14,7 @@ from torch import Tensor
 from dpsynth.artifacts.files import write_atomic
 from dpsynth.models.field import AnalyticField
 from dpsynth.models.seeding import generator
+from dpsynth.models.threads import one_thread
 
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 20))
 PROBES = 256
@@ -82,6 +83,7 @@ def empirical_velocity(points: Tensor, x: Tensor, t: float) -> Tensor:
     return (weights @ points - x) / (1.0 - t)
 
 
+@one_thread()
 def tau_curve(codes: Tensor, labels: Tensor, field: AnalyticField, *, seed: int) -> TauCurve:
     """Compare `field`, fitted to public codes (n, d) with labels (n,), with the empirical field.
 

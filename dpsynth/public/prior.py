@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from dpsynth.models.flow import drop_labels, flow_loss
 from dpsynth.models.seeding import batches, generator, seeded_initialisation
+from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.schema import Prior, Velocity
 
 
+@one_thread()
 def fit_prior(
     codes: Tensor,
     labels: Tensor,

@@ -21,6 +21,7 @@ from dpsynth.console import note, progress
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.flow import drop_labels, interpolate
 from dpsynth.models.seeding import generator
+from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import load_velocity, save_velocity
 from dpsynth.planning.schema import Distillation, Plan
 from dpsynth.planning.verify import VerifiedPlan
@@ -90,7 +91,7 @@ def teach(
     optimiser = torch.optim.AdamW(student.parameters(), settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _rate(s, settings.steps))
     student.train()
-    with progress("distillation", settings.steps) as bar:
+    with one_thread(), progress("distillation", settings.steps) as bar:
         for step in range(settings.steps):
             inputs = _inputs(gaussians, settings.batch, source)
             target = _target(gaussians, prior, horizon, inputs)

@@ -18,6 +18,7 @@ from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
 from dpsynth.console import note, progress
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.flow import VelocityField, euler
+from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import load_velocity
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
@@ -146,9 +147,10 @@ def _flow(velocity: VelocityField, dim: int, plan: Plan) -> tuple[Draw, dict[str
 
     def draw(labels: Tensor, source: torch.Generator) -> Tensor:
         start = torch.randn(len(labels), dim, generator=source)
-        return euler(
-            velocity, start, labels, null=null, steps=settings.steps, guidance=settings.guidance
-        )
+        with one_thread():
+            return euler(
+                velocity, start, labels, null=null, steps=settings.steps, guidance=settings.guidance
+            )
 
     return draw, {"steps": settings.steps, "guidance": settings.guidance}
 

@@ -32,27 +32,29 @@ def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
     large = moments.counts >= settings.least_count
     total = max(float(moments.counts.sum()), 1.0)
     overall = _into_ball(moments.sums.sum(axis=0) / total, moments.radius)
-    # The global values hold a class's own noise too, so less of a difference is noise.
-    others = np.clip(1.0 - counts / total, 0.0, 1.0)
-    means = np.repeat(overall[None], moments.classes, axis=0)
-    for y in np.flatnonzero(large).tolist():
-        means[y] = _class_mean(moments, y, overall, others[y])
+    means = _means(moments, counts, large, overall)
     between = _between(counts * large, total, means, overall)
-    pooled = _symmetrised((moments.seconds.sum(axis=0) - between) / total)
+    pooled = _without_buried(
+        _symmetrised((moments.seconds.sum(axis=0) - between) / total),
+        moments.second_std * np.sqrt(len(moments.seconds)) / total,
+    )
     covariances = np.repeat(pooled[None], moments.classes, axis=0)
-    if moments.covariance == "class":
-        for y in np.flatnonzero(large).tolist():
-            covariances[y] = _class_covariance(moments, y, means[y], pooled, others[y])
+    if moments.covariance == "class" and large.any():
+        covariances[large] = _class_covariances(moments, means, large, pooled)
     floored = np.stack([_positive(c, settings.floor, settings.rank) for c in covariances])
     return ClassGaussians(counts / counts.sum(), means, floored)
 
 
-def _class_mean(moments: ReleasedMoments, y: int, overall: Array, others: float) -> Array:
-    """Mean (d,) of a class, shrunk to the global mean by its known noise (James and Stein)."""
-    count = max(float(moments.counts[y]), 1.0)
-    difference = moments.sums[y] / count - overall
-    kept = _kept(difference, others * moments.dim * (moments.sum_std / count) ** 2)
-    return _into_ball(overall + kept * difference, moments.radius)
+def _means(
+    moments: ReleasedMoments, counts: Array, large: NDArray[np.bool_], overall: Array
+) -> Array:
+    """Class means, shrunk to the global mean by their known noise (positive-part James-Stein)."""
+    raw = moments.sums / counts[:, None]
+    means = np.repeat(overall[None], moments.classes, axis=0)
+    for y in np.flatnonzero(large):
+        kept = _kept(raw[y] - overall, moments.dim * (moments.sum_std / counts[y]) ** 2)
+        means[y] = _into_ball(overall + kept * (raw[y] - overall), moments.radius)
+    return means
 
 
 def _between(counts: Array, total: float, means: Array, overall: Array) -> Array:
@@ -62,16 +64,45 @@ def _between(counts: Array, total: float, means: Array, overall: Array) -> Array
     return between + rest * np.outer(overall, overall)
 
 
-def _class_covariance(
-    moments: ReleasedMoments, y: int, mean: Array, pooled: Array, others: float
+def _without_buried(matrix: Array, std: float) -> Array:
+    """Eigenvalues that noise alone could make are replaced by their mean (the trace stays).
+
+    Symmetric noise of entry std `std` (diagonal; 1/sqrt(2) of it elsewhere) has its spectrum in
+    [-std sqrt(2 d), std sqrt(2 d)] (Wigner): below that edge only the sum is known.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    buried = values < std * np.sqrt(2 * len(values))
+    if buried.any():
+        values[buried] = max(float(values[buried].mean()), 0.0)
+    return _symmetrised((vectors * values) @ vectors.T)
+
+
+def _class_covariances(
+    moments: ReleasedMoments, means: Array, large: NDArray[np.bool_], pooled: Array
 ) -> Array:
-    """Covariance (d, d) of a class, shrunk to the pooled one by its known noise."""
-    count = max(float(moments.counts[y]), 1.0)
-    base = _positive(pooled, 0.0, None)
-    difference = _symmetrised(moments.seconds[y] / count - np.outer(mean, mean)) - base
+    """Covariances of the large classes, each entry shrunk to the pooled one by its known noise.
+
+    In the eigenbasis of the pooled covariance, with eigenvalues l, a class differs from it by
+    entries of variance k l_i l_j (twice that on the diagonal: a Wishart's proportions), to which
+    the release adds noise of variance s_y^2 / 2 (twice that on the diagonal: rotations keep it).
+    The one number k is fitted to all classes by second moments; a Wiener filter does the rest.
+    """
+    counts = moments.counts[large]
+    outer = np.einsum("yi,yj->yij", means[large], means[large])
+    values, vectors = np.linalg.eigh(pooled)
+    scales = np.outer(np.maximum(values, 0.0), np.maximum(values, 0.0))
+    raw = moments.seconds[large] / counts[:, None, None] - outer - pooled
+    difference = np.einsum("ia,yij,jb->yab", vectors, raw, vectors)
+    noise = (moments.second_std / counts) ** 2
     entries = moments.dim * (moments.dim + 1) / 2
-    kept = _kept(difference, others * entries * (moments.second_std / count) ** 2)
-    return base + kept * difference
+    expected = len(counts) * (float(scales.sum()) + float(np.trace(scales))) / 2
+    explained = float(np.square(difference).sum()) - entries * float(noise.sum())
+    spread = max(explained / expected, 0.0) if expected > 0 else 0.0
+    signal = spread * scales
+    both = signal + noise[:, None, None]
+    kept = np.divide(signal, both, out=np.zeros_like(both), where=both > 0)
+    shrunk: Array = np.einsum("ia,yab,jb->yij", vectors, kept * difference, vectors)
+    return pooled + shrunk
 
 
 def _kept(difference: Array, noise: float) -> float:

@@ -32,7 +32,9 @@ def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
     large = moments.counts >= settings.least_count
     total = max(float(moments.counts.sum()), 1.0)
     overall = _into_ball(moments.sums.sum(axis=0) / total, moments.radius)
-    means = _means(moments, counts, large, overall)
+    # The global values hold a class's own noise too, so less of a difference is noise.
+    others = np.clip(1.0 - counts / total, 0.0, 1.0)
+    means = _means(moments, large, overall, others)
     between = _between(counts * large, total, means, overall)
     pooled = _without_buried(
         _symmetrised((moments.seconds.sum(axis=0) - between) / total),
@@ -40,20 +42,21 @@ def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
     )
     covariances = np.repeat(pooled[None], moments.classes, axis=0)
     if moments.covariance == "class" and large.any():
-        covariances[large] = _class_covariances(moments, means, large, pooled)
+        covariances[large] = _class_covariances(moments, means, large, pooled, others)
     floored = np.stack([_positive(c, settings.floor, settings.rank) for c in covariances])
     return ClassGaussians(counts / counts.sum(), means, floored)
 
 
 def _means(
-    moments: ReleasedMoments, counts: Array, large: NDArray[np.bool_], overall: Array
+    moments: ReleasedMoments, large: NDArray[np.bool_], overall: Array, others: Array
 ) -> Array:
-    """Class means, shrunk to the global mean by their known noise (positive-part James-Stein)."""
-    raw = moments.sums / counts[:, None]
+    """Means (Y, d), shrunk to the global mean by their known noise (James and Stein)."""
     means = np.repeat(overall[None], moments.classes, axis=0)
-    for y in np.flatnonzero(large):
-        kept = _kept(raw[y] - overall, moments.dim * (moments.sum_std / counts[y]) ** 2)
-        means[y] = _into_ball(overall + kept * (raw[y] - overall), moments.radius)
+    for y in np.flatnonzero(large).tolist():
+        count = max(float(moments.counts[y]), 1.0)
+        difference = moments.sums[y] / count - overall
+        kept = _kept(difference, others[y] * moments.dim * (moments.sum_std / count) ** 2)
+        means[y] = _into_ball(overall + kept * difference, moments.radius)
     return means
 
 
@@ -78,7 +81,11 @@ def _without_buried(matrix: Array, std: float) -> Array:
 
 
 def _class_covariances(
-    moments: ReleasedMoments, means: Array, large: NDArray[np.bool_], pooled: Array
+    moments: ReleasedMoments,
+    means: Array,
+    large: NDArray[np.bool_],
+    pooled: Array,
+    others: Array,
 ) -> Array:
     """Covariances of the large classes, each entry shrunk to the pooled one by its known noise.
 
@@ -87,13 +94,13 @@ def _class_covariances(
     the release adds noise of variance s_y^2 / 2 (twice that on the diagonal: rotations keep it).
     The one number k is fitted to all classes by second moments; a Wiener filter does the rest.
     """
-    counts = moments.counts[large]
+    counts = np.maximum(moments.counts[large], 1.0)
     outer = np.einsum("yi,yj->yij", means[large], means[large])
     values, vectors = np.linalg.eigh(pooled)
     scales = np.outer(np.maximum(values, 0.0), np.maximum(values, 0.0))
     raw = moments.seconds[large] / counts[:, None, None] - outer - pooled
     difference = np.einsum("ia,yij,jb->yab", vectors, raw, vectors)
-    noise = (moments.second_std / counts) ** 2
+    noise = others[large] * (moments.second_std / counts) ** 2
     entries = moments.dim * (moments.dim + 1) / 2
     expected = len(counts) * (float(scales.sum()) + float(np.trace(scales))) / 2
     explained = float(np.square(difference).sum()) - entries * float(noise.sum())

@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 	$(BIN)/dpsynth run plans/digits.yaml
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -146,13 +146,18 @@ def measured_seconds(folder: Path) -> tuple[float, float]:
 
 
 def torment(trial: Trial, kills: int, window: tuple[float, float], chance: random.Random) -> int:
-    """Kill and resume one run up to `kills` times, then let it end. How many kills it took."""
-    done = 0
+    """Kill and resume one run up to `kills` times, then let it end. How many kills it took.
+
+    `window`: seconds of start-up and of a whole run; a resumed one has less left to do.
+    """
+    done, (least, left) = 0, window
     while done < kills:
-        code = trial.killed_after(chance.uniform(*window))
+        # Aimed at what is left, and a little short, since a machine's speed varies.
+        seconds = chance.uniform(least, max(0.8 * left, 1.2 * least))
+        code = trial.killed_after(seconds)
         if code is not None:
             break
-        done += 1
+        done, left = done + 1, left - (seconds - least)
         trial.check(partial=True)
     else:
         code = trial.start().wait()

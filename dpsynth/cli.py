@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from dpsynth.commands._app import app
 from dpsynth.console import note, show_error
-from dpsynth.errors import DpsynthError, MissingError
+from dpsynth.errors import DpsynthError, MissingError, UsageError
 
 INTERRUPTED = 130
 
@@ -21,6 +21,8 @@ def main() -> None:
         _end(error)
     except ModuleNotFoundError as error:
         _end(_missing_extra(error))
+    except OSError as error:
+        _end(_refused(error))
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as error:
@@ -46,6 +48,14 @@ def _interrupted() -> NoReturn:
     """Every command goes on where it was when it is typed again."""
     note(f"interrupted; resume with: {shlex.join(['dpsynth', *sys.argv[1:]])}")
     raise SystemExit(INTERRUPTED)
+
+
+def _refused(error: OSError) -> DpsynthError:
+    """A full disk, a folder without rights. The path stays unsaid: it may be a private file's."""
+    return UsageError(
+        f"the file system refused: {error.strerror or type(error).__name__}",
+        hint="free some space or give the rights, then type the same command again",
+    )
 
 
 def _missing_extra(error: ModuleNotFoundError) -> DpsynthError:

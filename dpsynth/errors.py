@@ -4,6 +4,17 @@ Every message says what was given, what was expected and what to type next, and
 never holds a value read from a private record.
 """
 
+import shlex
+
+
+def typed(*words: object) -> str:
+    """A command as a shell takes it, for hints: a path with a space is quoted.
+
+    >>> typed("dpsynth", "check", "my runs/a")
+    "dpsynth check 'my runs/a'"
+    """
+    return shlex.join(map(str, words))
+
 
 class DpsynthError(Exception):
     """Base of all errors that end a command with one clear message.

@@ -9,6 +9,7 @@ from dpsynth.artifacts.manifest import write_manifest
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.spending import Spender, spending
 from dpsynth.artifacts.transcript import GENESIS, seal
+from dpsynth.planning.schema import Plan
 
 BUDGET = {"epsilon": 1.2, "delta": 1e-5, "adjacency": "add-or-remove-one", "unit": "record"}
 MOMENTS = ClassMoments(0.6, 0.64, 0.48, "class", classes=10, dim=8)
@@ -26,18 +27,48 @@ def make_slots(chunks=2, spares=1, steps=10):
     return tuple(Slot(i, *row) for i, row in enumerate(made, start=1))
 
 
+def make_plan(slots, budget, *, cap=None, name="tiny"):
+    """The plan whose slots these are."""
+    spares = sum(slot.spare for slot in slots)
+    steps = [slot.steps for slot in slots if slot.stage == "train"]
+    shares = {"count": 0.36, "sum": 0.4096, "second": 0.2304}
+    return Plan.model_validate(
+        {
+            "name": name,
+            "budget": budget,
+            "private": {
+                "source": {"kind": "folder", "path": "/data/secret"},
+                "capacity": 1000,
+                "image": {"height": 8, "width": 8},
+                "classes": list("0123456789"),
+                "held_out": {"by": "hash", "fraction": 0.2},
+                "public": True,
+                "cap": cap,
+            },
+            "public": [{"kind": "letters"}],
+            "representation": {"kind": "pca", "code": 8},
+            "stages": {
+                "moments": {"blocks": shares, "spares": spares},
+                "train": {"rate": 0.02, "steps": sum(steps), "chunk": steps[0]},
+            },
+        }
+    )
+
+
 def make_lock(slots=None, *, budget=None, cap=None, seed=None, name="tiny"):
-    facts = {"name": name, "private": {"cap": cap, "public": True}}
+    slots = make_slots() if slots is None else slots
+    plan = make_plan(slots, {**BUDGET, **(budget or {})}, cap=cap, name=name)
+    facts = plan.facts()
     return Lock(
         plan_hash=plan_hash(facts),
         facts=facts,
-        budget={**BUDGET, **(budget or {})},
-        slots=make_slots() if slots is None else slots,
+        budget=plan.budget.model_dump(),
+        slots=slots,
         epsilon=0.99,
         optimistic=0.98,
-        by_stage={},
+        by_stage={slot.stage: {"noise_multiplier": slot.noise_std} for slot in slots},
         checks={},
-        delta_slack=0.0,
+        delta_slack=1e-12,
         versions={"dpsynth": "0"},
         unsafe_seed=seed,
     )

@@ -22,7 +22,7 @@ from dpsynth.artifacts.failpoints import reach
 from dpsynth.artifacts.files import sha256_file, storage_error, sweep
 from dpsynth.artifacts.ledger import Entry, Ledger
 from dpsynth.artifacts.lock import Lock, Slot
-from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.rooms import TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.transcript import (
     FORMAT,
     GENESIS,
@@ -31,7 +31,7 @@ from dpsynth.artifacts.transcript import (
     parse_transcript,
     summary,
 )
-from dpsynth.errors import BudgetError, MissingError
+from dpsynth.errors import BudgetError, MissingError, typed
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,28 @@ def read_state(run: RunDir, lock: Lock) -> SpendState:
     return _state_of(_checked_against(lock, parse_transcript(run.transcript.read_bytes())))
 
 
+def require_grown(run: RunDir) -> None:
+    """Refuse a transcript that was cut or replaced: `released/` would hold what it never charged.
+
+    Raises BudgetError unless it begins with its handed-out copy, and is there where arrays are.
+    """
+    known = run.transcript.read_bytes() if run.transcript.is_file() else b""
+    copy = run.released / TRANSCRIPT_NAME
+    cut = copy.is_file() and not known.startswith(copy.read_bytes())
+    if cut or (not known and any(run.released.glob("*.safetensors"))):
+        raise BudgetError(
+            "released/ holds what an earlier transcript of this run charged, and that is gone",
+            hint=f"restore {TRANSCRIPT_NAME} (of a copy, or from released/), or plan into a new "
+            "run folder: dpsynth plan PLAN --run runs/NAME-2 (its budget adds up)",
+        )
+
+
 def calibration_hash(run: RunDir) -> str:
     """SHA-256 of `public/calibration.json`, which every charge carries."""
     if not run.calibration.exists():
-        raise MissingError("the run has no public calibration", hint=f"dpsynth pretrain {run.root}")
+        raise MissingError(
+            "the run has no public calibration", hint=typed("dpsynth", "pretrain", run.root)
+        )
     return sha256_file(run.calibration)
 
 
@@ -280,7 +298,8 @@ def spending(
         noise_source: "os-entropy" or "UNSAFE-seed", as the lock says.
 
     Raises:
-        BudgetError: another process is spending, or the lock does not fit the transcript.
+        BudgetError: another process is spending, the lock does not fit the transcript, or that
+            was cut or replaced.
         ReplayError: the transcript was tampered with.
     """
     if noise_source != lock.noise_source:
@@ -290,6 +309,7 @@ def spending(
         )
     with _exclusive(run):
         sweep(run.root)
+        require_grown(run)
         appender = Appender(run.transcript)
         try:
             yield Spender(

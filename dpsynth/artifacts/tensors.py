@@ -29,7 +29,8 @@ def save_tensors(path: Path, arrays: "Arrays", metadata: dict[str, str]) -> None
     if metadata.get("room") not in ROOMS:
         raise UsageError(f"{path.name} has room {metadata.get('room')!r}, expected one of {ROOMS}")
     packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_atomic(path, _sorted_header(save(packed, metadata=metadata)))
+    mode = 0o600 if metadata["room"] == "curator" else 0o666
+    write_atomic(path, _sorted_header(save(packed, metadata=metadata)), mode=mode)
 
 
 def _sorted_header(data: bytes) -> bytes:

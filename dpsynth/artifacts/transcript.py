@@ -7,6 +7,7 @@ and its own: SHA-256 of its canonical JSON without `hash`. There are no timestam
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,8 @@ def checked_order(lines: Iterable[Line]) -> tuple[Line, ...]:
             _once(settled, line["slot"], number, "is settled twice")
             if line["slot"] not in charged:
                 raise _damaged(number, f"slot {line['slot']} is settled but was never charged")
+            if not re.fullmatch("[0-9a-f]{64}", str(line["sha256"])):
+                raise _damaged(number, "it settles with something that is no SHA-256")
         if kind == "close":
             _check_close(line, charged, settled)
             if number != len(known):
@@ -171,7 +174,7 @@ def checked_order(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def _once(seen: set[int], slot: object, number: int, what: str) -> None:
-    if not isinstance(slot, int):
+    if not isinstance(slot, int) or isinstance(slot, bool):
         raise _damaged(number, f"slot {slot!r} is no number")
     if slot in seen:
         raise _damaged(number, f"slot {slot} {what}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpsynth.artifacts.files import write_json
 from dpsynth.console import note, progress
-from dpsynth.errors import DataError, UsageError
+from dpsynth.errors import DataError, UsageError, typed
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.vault import BadRecord, UnreadableSourceError, open_private
 from dpsynth.vault.checked import FORMAT, fingerprint, report_path, require_checked
@@ -47,7 +47,9 @@ def check(verified: VerifiedPlan) -> dict[str, Any]:
     except UnreadableSourceError as error:
         _write(verified, mark, _Findings(bad=[{"name": "(source)", "reason": error.detail}]))
         raise DataError(
-            f"{error.message}; the reason is in curator/check.json", hint=_hint(verified)
+            f"{error.message}; the reason is in curator/check.json",
+            hint="mend the files, or the plan's path and shape, then: "
+            + typed("dpsynth", "check", verified.run.root),
         ) from None
     report = _write(verified, mark, findings)
     if findings.ignored:
@@ -129,4 +131,4 @@ def _notes(verified: VerifiedPlan, findings: _Findings) -> list[str]:
 
 
 def _hint(verified: VerifiedPlan) -> str:
-    return f"mend or remove them, then: dpsynth check {verified.run.root}"
+    return "mend or remove them, then: " + typed("dpsynth", "check", verified.run.root)

@@ -18,7 +18,7 @@ from dpsynth.assess.features import inception_space, lenet_space, remembered
 from dpsynth.assess.metrics import NEIGHBOURS, frechet_distance
 from dpsynth.assess.probes import PROTOCOL, SEEDS, majority, probe_score
 from dpsynth.console import note, progress
-from dpsynth.errors import DataError
+from dpsynth.errors import DataError, typed
 from dpsynth.models.inception import WEIGHTS, find_weights, load_inception
 from dpsynth.models.lenet import Images, predict, training_steps
 from dpsynth.planning.verify import VerifiedPlan
@@ -75,7 +75,7 @@ def evaluate(
         "notes": job.notes,
         "sheet": str(_sheet(job, curator / f"evaluation{suffix}.png")),
     }
-    write_json(curator / f"evaluation{suffix}.json", report)
+    write_json(curator / f"evaluation{suffix}.json", report, mode=0o600)
     return report
 
 
@@ -101,7 +101,7 @@ def _real(verified: VerifiedPlan) -> tuple[Pair, Pair]:
     if not len(train[0]) or not len(held_out[0]):
         raise DataError(
             "one side of the split has no usable record",
-            hint=f"dpsynth check {verified.run.root}",
+            hint=typed("dpsynth", "check", verified.run.root),
         )
     return train, held_out
 
@@ -193,4 +193,6 @@ def _sheet(job: Job, path: Path) -> Path:
     rows = [(name, [left, right]) for (name, left), (_, right) in zip(synthetic, real, strict=True)]
     title = f"{job.verified.plan.name}: curator only, shows real records"
     stamp = {"dpsynth": "curator-only"}
-    return side_by_side(rows, ["synthetic", "real, held out"], path, title, stamp)
+    side_by_side(rows, ["synthetic", "real, held out"], path, title, stamp)
+    path.chmod(0o600)  # the room is closed to others; so is a copy of the file
+    return path

@@ -121,7 +121,7 @@ def remembered(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]
         return read_json(path)
     except DpsynthError:  # absent or damaged: made anew
         value = make()
-        write_json(path, value)
+        write_json(path, value, mode=0o600)
         return value
 
 

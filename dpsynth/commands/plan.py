@@ -7,6 +7,7 @@ import typer
 
 from dpsynth.commands import _options as opt
 from dpsynth.console import note, result
+from dpsynth.errors import typed
 
 
 def plan(
@@ -31,7 +32,9 @@ def plan(
 
         path = write_starter(plan)
         return result(
-            {"plan": str(path)}, json, f"wrote {path}; edit it, then: dpsynth plan {path}"
+            {"plan": str(path)},
+            json,
+            f"wrote {path}; edit it, then: {typed('dpsynth', 'plan', path)}",
         )
 
     from dpsynth.planning import table
@@ -46,5 +49,6 @@ def plan(
         json,
         lambda: table.render(verified.lock, str(verified.run.lock)),
     )
-    note(f"next: dpsynth check {root}   (or all of it: dpsynth run {plan})")
+    whole = ["dpsynth", "run", plan] if run is None else ["dpsynth", "run", plan, "--run", run]
+    note(f"next: {typed('dpsynth', 'check', root)}   (or all of it: {typed(*whole)})")
     return None

@@ -4,7 +4,7 @@ from typing import Any
 
 from dpsynth.commands import _options as opt
 from dpsynth.console import result
-from dpsynth.errors import UsageError
+from dpsynth.errors import UsageError, typed
 
 
 def train(
@@ -28,7 +28,7 @@ def train(
     if plan.distillation is None and plan.stages.train is None:
         raise UsageError(
             "the plan has nothing to train: it samples from the release alone",
-            hint=f"dpsynth sample {run}",
+            hint=typed("dpsynth", "sample", run),
         )
     if plan.distillation is not None:
         from dpsynth.released.distill import distill

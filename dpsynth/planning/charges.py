@@ -63,8 +63,11 @@ def read_charges(lines: Iterable[Line]) -> list[Charge]:
 
 
 def compose(charges: Sequence[Charge], delta: float) -> EpsilonBounds:
-    """Bounds on the epsilon of all charges together."""
-    return epsilon(gathered(charge.event for charge in charges), delta)
+    """Bounds on the epsilon of all charges together. ReplayError where none can be computed."""
+    try:
+        return epsilon(gathered(charge.event for charge in charges), delta)
+    except (DpsynthError, ValueError, ArithmeticError, MemoryError) as error:
+        raise ReplayError(f"no accountant can compose the charges: {error}") from error
 
 
 def gathered(events: Iterable[Event]) -> Iterator[Event]:

@@ -57,7 +57,7 @@ def shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a section"
     if isinstance(value, list):
-        return "a list"
+        return "a list" if value else "an empty list"
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -159,10 +159,23 @@ def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | No
 
 def _spelling(key: str, loc: Loc) -> str:
     known = _keys_at(loc[:-1])
+    section = _section_of(key) if len(loc) == 1 else ""
+    if section:
+        return f"it belongs under `{section}:`; indent it there"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean `{near[0]}:`?"
     return f"remove it; the keys here are {', '.join(known)}" if known else "remove it"
+
+
+def _section_of(key: str) -> str:
+    """The one section of the plan that has this key; empty where none or several have it."""
+    found = [
+        name
+        for name, field in Plan.model_fields.items()
+        if any(key in section.model_fields for section in _sections(field.annotation))
+    ]
+    return found[0] if len(found) == 1 else ""
 
 
 def _keys_at(loc: Loc) -> list[str]:

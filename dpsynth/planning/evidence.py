@@ -15,6 +15,9 @@ from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.transcript import Line, Transcript, read_transcript
 from dpsynth.errors import MissingError, ReplayError
 
+# What looks at private records makes these; each stage must have been charged.
+_MADE_BY = {"moments.safetensors": "moments", "model.safetensors": "train"}
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -109,6 +112,11 @@ def _manifest(target: Path, folder: Path, notes: list[str]) -> dict[str, Any] | 
         return check_manifest(folder)
     released = RunDir(folder).released
     if not (target.is_dir() and (released / MANIFEST).is_file()):
+        if (folder / "card.md").is_file():
+            raise ReplayError(
+                f"{MANIFEST} is missing: no file of this hand-out can be checked",
+                hint="ask the custodian for a whole copy",
+            )
         return None
     try:
         return check_manifest(released)
@@ -152,6 +160,13 @@ def _check_files(folder: Path, transcript: Transcript) -> None:
     """Files that lines name by hash are those files: the calibration, the released moments."""
     _check_calibration(folder, transcript)
     released = folder if not _is_run(folder) else RunDir(folder).released
+    stages = [line["stage"] for line in transcript.lines if line["kind"] == "charge"]
+    for name, stage in _MADE_BY.items():
+        if (released / name).is_file() and stage not in stages:
+            raise ReplayError(
+                f"{name} is there, and the transcript holds no charge that paid for it",
+                hint="it comes from another transcript: ask for that one",
+            )
     moments = released / "moments.safetensors"
     if not moments.is_file():
         return
@@ -171,7 +186,7 @@ def _check_files(folder: Path, transcript: Transcript) -> None:
 
 def _check_calibration(folder: Path, transcript: Transcript) -> None:
     path = RunDir(folder).calibration
-    named = {line["calibration_hash"] for line in transcript.lines if line["kind"] == "charge"}
+    named = {str(line["calibration_hash"]) for line in transcript.lines if line["kind"] == "charge"}
     if path.is_file() and named and sha256_file(path) not in named:
         raise ReplayError(
             "public/calibration.json is not the one that the charges name",

@@ -15,9 +15,11 @@ from dpsynth.accounting.compose import EpsilonBounds, epsilon
 from dpsynth.artifacts.files import canonical_json
 from dpsynth.artifacts.lock import Lock, plan_hash
 from dpsynth.artifacts.transcript import Line
-from dpsynth.errors import ReplayError, UsageError
+from dpsynth.errors import DpsynthError, ReplayError, UsageError
 from dpsynth.planning.charges import Charge, Row, compose, gathered, read_charges, rows
 from dpsynth.planning.evidence import Evidence, gather
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.workload import follows, slack_of
 
 CANNOT_PROVE = (
     "Replay checks what was declared and charged. It cannot prove that noise was drawn, or that "
@@ -175,6 +177,8 @@ def _replayed(evidence: Evidence) -> RunReplay:
         _check_lock(evidence.lock, opened, lines)
     _same_sources(opened, lines)
     charges = read_charges(lines)
+    if slack < slack_of([charge.statistic for charge in charges], budget["epsilon"]):
+        raise ReplayError("the transcript's delta_slack does not pay for its discrete noise")
     bounds = _spent(charges, evidence.lock, budget["epsilon"], budget["delta"] - slack)
     _check_spent(bounds.pessimistic, budget["epsilon"], evidence)
     settled = sum(line["kind"] == "settle" for line in evidence.lines)
@@ -208,7 +212,8 @@ def _budget_of(opened: Line) -> tuple[dict[str, Any], float]:
     good = (
         numbers
         and all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
-        and budget["epsilon"] > 0
+        and 0 < budget["epsilon"] < 1e300
+        and budget.get("unit") == "record"
         and 0 <= slack < budget["delta"] < 1
         and budget.get("adjacency") == "add-or-remove-one"
     )
@@ -233,6 +238,11 @@ def _check_lock(lock: Lock, opened: Line, charges: Sequence[Line]) -> None:
             raise ReplayError(f"the transcript's {key} is not the lock's")
     if plan_hash(lock.facts) != lock.plan_hash:
         raise ReplayError("the lock's facts do not have the lock's plan hash")
+    if not _follows_from_facts(lock):
+        raise ReplayError(
+            "the lock's slots, budget or delta_slack do not follow from the plan in it",
+            hint="replay it with the dpsynth version named in the lock; otherwise it was forged",
+        )
     specs = {slot.id: slot.spec() for slot in lock.slots}
     for line in charges:
         spec = specs.get(line["slot"])
@@ -241,6 +251,13 @@ def _check_lock(lock: Lock, opened: Line, charges: Sequence[Line]) -> None:
                 f"line {line['line']} charges what the lock does not hold as slot {line['slot']}",
                 hint="only what was verified before the data was opened may be charged",
             )
+
+
+def _follows_from_facts(lock: Lock) -> bool:
+    try:
+        return follows(lock, Plan.of_facts(lock.facts))
+    except (DpsynthError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+        return False
 
 
 def _same_sources(opened: Line, charges: Sequence[Line]) -> None:

@@ -295,6 +295,24 @@ class Plan(Section):
         """The plan without paths, as plain JSON values: what is hashed, locked and handed out."""
         return _without_paths(self)
 
+    @classmethod
+    def of_facts(cls, facts: dict[str, Any]) -> "Plan":
+        """The plan of these facts, its paths mere placeholders: for replay, which opens none.
+
+        Raises pydantic's ValidationError (a ValueError) where this version knows no such plan.
+        """
+        return cls.model_validate(_with_paths(facts))
+
+
+_PATHS = {"idx": ("images", "labels"), "folder": ("path",), "npz": ("path",)}
+
+
+def _with_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        placeholders = dict.fromkeys(_PATHS.get(str(value.get("kind")), ()), "-")
+        return {**placeholders, **{key: _with_paths(item) for key, item in value.items()}}
+    return [_with_paths(item) for item in value] if isinstance(value, list) else value
+
 
 def _without_paths(section: BaseModel) -> dict[str, Any]:
     return {key: _plain(value) for key, value in section if not isinstance(value, Path)}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpsynth.errors import UsageError
+from dpsynth.errors import UsageError, typed
 
 STARTER = """\
 # A plan for dpsynth. Everything that matters for privacy or for the result is in this file.
@@ -60,7 +60,7 @@ def write_starter(path: Path) -> Path:
             file.write(STARTER)
     except FileExistsError:
         raise UsageError(
-            f"{path} exists already and is left as it is", hint=f"dpsynth plan {path}"
+            f"{path} exists already and is left as it is", hint=typed("dpsynth", "plan", path)
         ) from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -11,6 +11,7 @@ from dpsynth.artifacts.lock import Lock, Slot, read_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import read_summary
 from dpsynth.artifacts.spending import SpendState, read_state
+from dpsynth.errors import UsageError, typed
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Status:
         if self.release_lost:
             return f"dpsynth plan PLAN --run {self.run.root}-2   (a crash forfeited the release)"
         step = next((step for step in self.steps if not step.done), None)
-        return None if step is None else f"dpsynth {step.command} {self.run.root}"
+        return None if step is None else typed("dpsynth", step.command, self.run.root)
 
     @property
     def release_lost(self) -> bool:
@@ -123,5 +124,8 @@ def _evaluated(run: RunDir, samples: Path) -> bool:
     path = run.curator / "evaluation.json"
     if not path.is_file() or read_summary(samples) is None:
         return False
-    measured = read_json(path).get("samples", {})
+    try:
+        measured = read_json(path).get("samples", {})
+    except UsageError:  # damaged: evaluate again
+        return False
     return bool(measured.get("metadata_sha256") == sha256_file(samples / "metadata.csv"))

@@ -13,14 +13,14 @@ from dpsynth import __version__
 from dpsynth.accounting.calibrate import round_up, smallest_scale
 from dpsynth.accounting.compose import EpsilonBounds, cross_check, epsilon
 from dpsynth.accounting.events import Event
-from dpsynth.artifacts.ledger import Ledger, dataset_text
+from dpsynth.artifacts.ledger import Entry, Ledger, dataset_text
 from dpsynth.artifacts.lock import Lock, read_lock, write_lock
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.spending import read_state
-from dpsynth.errors import BudgetError, MissingError, PlanError
+from dpsynth.artifacts.spending import SpendState, read_state, require_grown
+from dpsynth.errors import BudgetError, MissingError, PlanError, typed
 from dpsynth.planning import sources
 from dpsynth.planning.schema import Plan
-from dpsynth.planning.workload import active_weights, delta_slack, slots
+from dpsynth.planning.workload import active_weights, delta_slack, follows, slots
 from dpsynth.planning.yaml_plan import load_plan, plan_hash
 
 _KEY = object()
@@ -104,9 +104,11 @@ def make_run(
     """
     plan = sources.with_private(load_plan(plan_file), private)
     folder = RunDir(run or Path("runs") / plan.name)
+    require_grown(folder)
     if _is_started(folder, plan, unsafe_seed):
         sources.move_plan(folder, plan_file)
         return load_verified(folder.root, private)
+    _check_apart(plan)
     _check_cap(folder, plan)
     lock = verify(plan, unsafe_seed=unsafe_seed)
     folder.make_rooms()
@@ -129,15 +131,22 @@ def load_verified(run: Path, private: Path | None = None) -> VerifiedPlan:
     lock = read_lock(folder.lock)
     file = sources.plan_file(folder)
     plan = load_plan(file)
-    started = _started(folder, lock)
+    state = read_state(folder, lock)
+    started = state.run_id is not None
     if plan_hash(plan) != lock.plan_hash:
         if started:
             raise BudgetError("the plan changed after its first charge", hint=_CHANGED)
-        raise PlanError("the plan changed since it was verified", hint=f"dpsynth plan {file}")
+        raise PlanError(
+            "the plan changed since it was verified",
+            hint=typed("dpsynth", "plan", file, "--run", run),
+        )
     _check_lock(lock, plan)
     override = private or sources.override(folder)
     plan = sources.with_private(plan, override)
-    if not started:  # from the first charge on, the ledger's dataset is the one charged then
+    _check_apart(plan)
+    if started:  # from the first charge on, the run's own dataset is the one charged then
+        _list_moved(folder, lock, state, plan)
+    else:
         sources.refresh(folder, file, plan, override)
     return VerifiedPlan(plan, lock, folder, _KEY)
 
@@ -214,15 +223,7 @@ def _by_stage(
 
 def _check_lock(lock: Lock, plan: Plan) -> None:
     """Trust nothing in the lock but its noise: slots and budget follow from the plan."""
-    noise = {stage: row["noise_multiplier"] for stage, row in lock.by_stage.items()}
-    same = (
-        lock.facts == plan.facts()
-        and lock.budget == plan.budget.model_dump()
-        and lock.delta_slack >= delta_slack(plan)
-        and set(noise) == set(active_weights(plan))
-        and lock.slots == slots(plan, noise)
-    )
-    if not same:
+    if not follows(lock, plan):
         raise BudgetError("the lock does not follow from the plan", hint=_CHANGED)
     bounds = epsilon([slot.event() for slot in lock.slots], plan.budget.delta - lock.delta_slack)
     if not bounds.pessimistic <= plan.budget.epsilon:
@@ -256,6 +257,18 @@ def _is_started(run: RunDir, plan: Plan, unsafe_seed: int | None) -> bool:
     return True
 
 
+def _check_apart(plan: Plan) -> None:
+    """Refuse a plan whose public images are the private ones: those are not protected at all."""
+    private = plan.private.source.model_dump(mode="json")
+    public = [source.model_dump(mode="json") for source in plan.public]
+    has_path = private.keys() & {"path", "images"}
+    if has_path and dataset_text(private) in map(dataset_text, public) and not plan.private.public:
+        raise PlanError(
+            "a public source is the private one: what comes from public data is not protected",
+            hint="name other images under `public:`",
+        )
+
+
 def _check_cap(run: RunDir, plan: Plan) -> None:
     """Refuse early what the private dataset's ledger would refuse at the first charge."""
     cap = plan.private.cap
@@ -264,6 +277,24 @@ def _check_cap(run: RunDir, plan: Plan) -> None:
     dataset = dataset_text(plan.private.source.model_dump(mode="json"))
     ledger = Ledger.beside(run.root, dataset)
     ledger.check(plan.budget.epsilon, plan.budget.delta, cap.model_dump())
+
+
+def _list_moved(run: RunDir, lock: Lock, state: SpendState, plan: Plan) -> None:
+    """List a started run for the dataset that `--private` names now, too: it may be another one."""
+    dataset = dataset_text(plan.private.source.model_dump(mode="json"))
+    if dataset == Ledger.of(run).dataset:
+        return
+    budget, cap = lock.budget, plan.private.cap
+    entry = Entry(
+        run_id=str(state.run_id),
+        run=run.name,
+        plan_hash=lock.plan_hash,
+        epsilon=budget["epsilon"],
+        delta=budget["delta"],
+        state="closed" if state.closed else "open",
+    )
+    held = None if cap is None or state.closed else cap.model_dump()
+    Ledger.beside(run.root, dataset).enter(entry, held)
 
 
 def _versions() -> dict[str, str]:

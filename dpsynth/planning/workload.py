@@ -4,7 +4,7 @@ What noise depends on is decided here, from declared values alone.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from dpsynth.accounting import discrete
 from dpsynth.accounting.statistics import (
@@ -15,7 +15,7 @@ from dpsynth.accounting.statistics import (
     Statistic,
     sensitivity,
 )
-from dpsynth.artifacts.lock import Slot
+from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.errors import PlanError
 from dpsynth.planning.schema import Blocks, Moments, Plan, Train
 
@@ -119,6 +119,18 @@ def noise_std(statistic: Statistic, multiplier: float) -> float:
     return std
 
 
+def follows(lock: Lock, plan: Plan) -> bool:
+    """Whether a lock is that of `plan`: nothing in it is trusted but each stage's noise."""
+    noise = {stage: row["noise_multiplier"] for stage, row in lock.by_stage.items()}
+    return (
+        lock.facts == plan.facts()
+        and lock.budget == plan.budget.model_dump()
+        and lock.delta_slack >= delta_slack(plan)
+        and set(noise) == set(active_weights(plan))
+        and lock.slots == slots(plan, noise)
+    )
+
+
 def delta_slack(plan: Plan) -> float:
     """Share of delta that pays for the discrete noise of every moment slot, spares included.
 
@@ -127,8 +139,14 @@ def delta_slack(plan: Plan) -> float:
     moments = plan.stages.moments
     if moments is None:
         return 0.0
-    drawn = sum(coordinates(statistic) for _, statistic in moment_statistics(plan, moments))
-    return discrete.delta_slack(drawn * (1 + moments.spares), GRID_SCALE, plan.budget.epsilon)
+    statistics = [statistic for _, statistic in moment_statistics(plan, moments)]
+    return slack_of(statistics * (1 + moments.spares), plan.budget.epsilon)
+
+
+def slack_of(statistics: Iterable[Statistic], epsilon: float) -> float:
+    """Share of delta that pays for one discrete release of each of `statistics`."""
+    drawn = sum(coordinates(statistic) for statistic in statistics)
+    return discrete.delta_slack(drawn, GRID_SCALE, epsilon) if drawn else 0.0
 
 
 def coordinates(statistic: Statistic) -> int:

@@ -99,12 +99,13 @@ class PerExampleClipper:
         norms = squares.sqrt()
         bound = self.clip * (1 - MARGIN)
         finite = norms.isfinite()
-        factors = (bound / norms.clamp(min=bound)).float()
+        factors = bound / norms.clamp(min=bound)
         every = bool(finite.all())
         for name, sample in samples.items():
             # Selected, not multiplied by zero: 0 * inf is no number.
             kept = sample if every else sample[finite]
-            scaled = factors[finite].to(kept.dtype) @ kept.flatten(1)
+            # In float64, so that no record's share is rounded by another record's company.
+            scaled = factors[finite] @ kept.flatten(1).double()
             total[name] += scaled.view(sample.shape[1:])
         return losses.detach(), norms
 

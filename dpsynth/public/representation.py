@@ -18,7 +18,7 @@ from torch import Tensor
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
-from dpsynth.errors import MissingError, UsageError
+from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.autoencoder import ConvAutoencoder, build_autoencoder, pixels
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.public.geometry import PcaCodec
@@ -189,13 +189,14 @@ def load_representation(run: RunDir, plan: Plan) -> Representation:
     path, calibration = run.public / GEOMETRY, run.public / CALIBRATION
     if not path.exists() or not calibration.exists():
         raise MissingError(
-            "the public representation is not there yet", hint=f"dpsynth pretrain {run.root}"
+            "the public representation is not there yet",
+            hint=typed("dpsynth", "pretrain", run.root),
         )
     facts = read_json(calibration)
     if sha256_file(path) != facts.get("geometry_sha256"):
         raise UsageError(
             f"{GEOMETRY} is not the file that {CALIBRATION} names",
-            hint=f"dpsynth pretrain {run.root}",
+            hint=typed("dpsynth", "pretrain", run.root),
         )
     representation, _ = load_geometry(path, plan)
     return replace(representation, radius=float(facts["radius"]))

@@ -6,7 +6,7 @@ from pathlib import Path
 from dpsynth.artifacts.files import canonical_json, read_json
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.spending import read_state
-from dpsynth.errors import DataError, MissingError, UsageError
+from dpsynth.errors import DataError, MissingError, UsageError, typed
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.vault import open_private
 
@@ -50,7 +50,7 @@ def require_checked(verified: VerifiedPlan) -> None:
     run = verified.run
     if read_state(run, verified.lock).charged:
         return
-    hint = f"dpsynth check {run.root}"
+    hint = typed("dpsynth", "check", run.root)
     try:
         report = read_json(report_path(run))
     except MissingError:

@@ -185,6 +185,27 @@ def test_a_tampered_transcript_stops_spending(run, lock):
         open_spending(run, lock).__enter__()
 
 
+def test_a_cut_or_lost_transcript_spends_nothing(run, lock):
+    """What was handed out, or lies in released/, stays paid for by the transcript beside it."""
+    spend_all(run, lock, close=False)
+    whole = run.transcript.read_bytes()
+    copy = run.released / run.transcript.name
+    copy.write_bytes(whole)
+    with open_spending(run, lock):  # it is the whole transcript
+        pass
+    run.transcript.write_bytes(b"".join(whole.splitlines(keepends=True)[:-2]))
+    with pytest.raises(BudgetError, match="earlier transcript"):
+        open_spending(run, lock).__enter__()
+    run.transcript.unlink()
+    with pytest.raises(BudgetError, match="earlier transcript"):
+        open_spending(run, lock).__enter__()
+    copy.unlink()
+    (run.released / "moments.safetensors").write_bytes(b"of before")
+    with pytest.raises(BudgetError, match="earlier transcript"):
+        open_spending(run, lock).__enter__()
+    assert not run.transcript.exists()
+
+
 def test_close_run(run, lock):
     with pytest.raises(MissingError, match="nothing was spent"):
         close_run(run, lock)

@@ -24,6 +24,7 @@ def test_round_trip(tmp_path):
 def test_a_curators_file_is_never_a_released_one(tmp_path):
     path = tmp_path / "x.safetensors"
     save_tensors(path, {"a": np.zeros(1)}, {"room": "curator"})
+    assert path.stat().st_mode & 0o077 == 0
     load_tensors(path)
     with pytest.raises(UsageError, match="not for release"):
         load_released(path)

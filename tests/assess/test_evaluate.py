@@ -114,6 +114,8 @@ def test_real_digits_as_samples_reach_the_ceiling(
     assert written == report and written["room"] == "curator"
     assert Path(report["sheet"]).read_bytes().startswith(b"\x89PNG")
     assert (verified.run.curator.stat().st_mode & 0o777) == 0o700
+    written = [path for path in verified.run.curator.rglob("*") if path.is_file()]
+    assert [path.name for path in written if path.stat().st_mode & 0o077] == []
 
 
 def test_noise_falls_to_the_floor(verified: VerifiedPlan) -> None:

@@ -210,6 +210,29 @@ def test_an_internal_error_is_one_line_without_values(planned: Path) -> None:
     assert "secret =" not in debug.stderr.replace('secret = "a private value"', "")
 
 
+def test_a_full_disk_is_no_fault_of_dpsynth_and_names_no_file(planned: Path) -> None:
+    full = FAULT.replace(
+        'raise RuntimeError("a private value")', "raise OSError(28, 'No space', '/private/x.png')"
+    )
+    done = dpsynth(planned, "status", code=full)
+    assert done.returncode == 2
+    assert "the file system refused: No space\ntry: free some space" in done.stderr
+    assert "x.png" not in done.stderr
+    assert "internal error" not in done.stderr
+
+
+def test_hints_are_quoted_for_the_shell(planned: Path) -> None:
+    done = dpsynth(planned, "plan", "--run", "runs/a b")
+    assert "dpsynth check 'runs/a b'" in done.stderr
+    assert "dpsynth run plan.yaml --run 'runs/a b'" in done.stderr
+
+
+def test_more_samples_than_file_names_have_digits_are_refused(planned: Path) -> None:
+    done = dpsynth(planned, "sample", "-n", "10000001")
+    assert done.returncode == 2
+    assert "10000000" in done.stderr
+
+
 def test_an_interrupt_says_how_to_resume(planned: Path) -> None:
     slow = FAULT.replace('raise RuntimeError("a private value")', "print('up', flush=True); "
                          "import time; time.sleep(60)")  # fmt: skip

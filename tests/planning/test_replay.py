@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from spendkit import (
@@ -16,8 +17,9 @@ from spendkit import (
 )
 
 from dpsynth.accounting.compose import epsilon
+from dpsynth.accounting.statistics import ClippedGradientSum
 from dpsynth.artifacts.files import sha256_file, write_json
-from dpsynth.artifacts.lock import write_lock
+from dpsynth.artifacts.lock import plan_hash, write_lock
 from dpsynth.artifacts.manifest import write_manifest
 from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.errors import DpsynthError, MissingError, ReplayError, UsageError
@@ -43,7 +45,7 @@ def test_a_run(run, lock):
     report = replay(run.root)
     (one,) = report.runs
     spent = [slot.event() for slot in lock.slots if not slot.spare]
-    assert report.epsilon == one.epsilon == epsilon(spent, 1e-5).pessimistic
+    assert report.epsilon == one.epsilon == epsilon(spent, 1e-5 - lock.delta_slack).pessimistic
     assert (one.charges, one.settled, one.forfeited, one.closed) == (3, 3, 0, True)
     assert [row.mechanism for row in one.rows] == [
         "moments: class-moments",
@@ -171,6 +173,7 @@ def change_charge(**fields):
         change_charge(noise_std=0.5),
         change_charge(slot=2),
         change_charge(slot=77),
+        lambda ls: [line.update(slot=True) for line in ls if line.get("slot") == 1] and None,
         change_charge(stage="train"),
         change_charge(mechanism="other"),
         change_charge(rate=0.1, steps=1),
@@ -205,6 +208,12 @@ def test_a_forger_who_rehashes_meets_the_lock(run, change):
         change_charge(rate=0.1),
         change_charge(steps=3),
         change_charge(rate=2.0, steps=3),
+        change_charge(noise_std=1e300),
+        change_charge(rate=1e-300, steps=1),
+        change_charge(calibration_hash=[]),
+        lambda ls: ls[2].update(sha256=[]),
+        lambda ls: ls[0]["budget"].update(unit="user"),
+        lambda ls: ls[0]["budget"].update(epsilon=10**400),
         lambda ls: ls[0].update(budget=None),
         lambda ls: ls[0]["budget"].update(delta=0.0),
         lambda ls: ls[0]["budget"].update(epsilon=-1.0),
@@ -228,6 +237,57 @@ def test_a_forged_lock_and_transcript_meet_the_head(run, lock):
     assert replay(run.root).runs[0].charges == 1
     with pytest.raises(ReplayError, match="--head"):
         replay(run.root, head=head)
+
+
+def test_a_lock_that_does_not_follow_from_its_own_plan(tmp_path, lock):
+    """Every hash is right; the plan that it shows is not what its slots spend."""
+    slots = [replace(slot, statistic=ClippedGradientSum(0.5)) for slot in lock.slots[2:]]
+    forged = {
+        "clip": replace(lock, slots=(*lock.slots[:2], *slots), lock_hash=""),
+        "noise": replace(lock, by_stage={**lock.by_stage, "train": {"noise_multiplier": 3.0}},
+                         lock_hash=""),
+        "rate": replace(lock, slots=(*lock.slots[:3], replace(lock.slots[3], rate=0.01)),
+                        lock_hash=""),
+        "budget": replace(lock, budget={**lock.budget, "epsilon": 9.0}, lock_hash=""),
+        "slack": replace(lock, delta_slack=0.0, lock_hash=""),
+        "stage": replace(lock, by_stage={}, lock_hash=""),
+    }  # fmt: skip
+    for how, one in forged.items():
+        run = spend_all(make_run(tmp_path / how, one), one)
+        with pytest.raises(ReplayError, match="do not follow from the plan"):
+            replay(run.root)
+    foreign = {**lock.facts, "stages": {"votes": {}}}
+    other = replace(lock, facts=foreign, plan_hash=plan_hash(foreign), lock_hash="")
+    run = spend_all(make_run(tmp_path / "foreign", other), other)
+    with pytest.raises(ReplayError, match="do not follow from the plan"):
+        replay(run.root)
+
+
+def test_discrete_noise_is_paid_for(run, tmp_path):
+    """At a large epsilon the share of delta is no trifle: (1 + e^epsilon) n TV."""
+    forge(run, lambda ls: ls[0].update(delta_slack=0.0))
+    shutil.move(run.transcript, tmp_path / "t.jsonl")
+    with pytest.raises(ReplayError, match="delta_slack"):
+        replay(tmp_path / "t.jsonl")
+
+
+def test_what_no_charge_paid_for(tmp_path, lock):
+    run = make_run(tmp_path / "a", lock)
+    with open_spending(run, lock) as spender:
+        spend(spender, run, lock.slots[0])
+        spender.close()
+    (run.released / "model.safetensors").write_bytes(b"of an earlier transcript")
+    for target in (run.root, hand_out(run)):
+        with pytest.raises(ReplayError, match="no charge that paid"):
+            replay(target)
+
+
+def test_a_hand_out_without_its_manifest(run):
+    released = hand_out(run)
+    (released / "manifest.json").unlink()
+    with pytest.raises(ReplayError, match=r"manifest\.json is missing"):
+        replay(released)
+    assert replay(run.root).ok
 
 
 def test_an_over_budget_lock(tmp_path):

@@ -12,6 +12,7 @@ from plan_texts import SMALL, TRAINED, changed
 from dpsynth.accounting import gaussian
 from dpsynth.accounting.compose import epsilon
 from dpsynth.accounting.statistics import sensitivity
+from dpsynth.artifacts.ledger import Ledger, dataset_text
 from dpsynth.artifacts.lock import Lock, read_lock, write_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.spending import spending
@@ -314,6 +315,20 @@ def test_private_moves_the_records(tmp_path: Path) -> None:
     third = load_verified(run, tmp_path / "third.npz")
     assert third.plan.private.source.model_dump()["path"] == tmp_path / "third.npz"
     assert load_verified(run).plan == moved.plan
+    # Whichever records the run goes on with, their ledger counts it.
+    for path in ("other.npz", "third.npz"):
+        real = str((tmp_path / path).resolve())
+        (entry,) = Ledger.beside(run, dataset_text({"kind": "npz", "path": real})).entries()
+        assert (entry.run, entry.epsilon) == (run.name, moved.plan.budget.epsilon)
+
+
+def test_private_records_are_never_the_public_ones(tmp_path: Path) -> None:
+    text = changed("{kind: letters, count: 200}", "{kind: npz, path: ./secret-records.npz}")
+    with pytest.raises(PlanError, match="not protected"):
+        planned(tmp_path, text)
+    run = planned(tmp_path / "b", text.replace("./secret", "open"))
+    with pytest.raises(PlanError, match="not protected"):
+        load_verified(run, tmp_path / "b" / "open-records.npz")
 
 
 def test_private_of_an_idx_source(tmp_path: Path) -> None:

@@ -64,10 +64,16 @@ BAD = [
     ("path: secret", "pth: secret", "unknown key `private.source.pth`", "did you mean `path:`"),
     ("classes: [a, b]", "classes: [0, 1]", "private.classes.0`: got 0", 'text, such as "0"'),
     ("classes: [a, b]", "classes: [a, a]", "class names must be distinct", ""),
-    ("classes: [a, b]", "classes: []", "a list of at least one", "list"),
+    (
+        "classes: [a, b]",
+        "classes: []",
+        "got an empty list, expected a list",
+        "list",
+    ),
     ("fraction: 0.2", "fraction: 1", "expected a number below 1", "fraction"),
     ("covariance: class", "covariance: full", "expected 'class' or 'shared'", "'class'"),
     ("method: release", "method: magic", "expected 'release' or 'flow'", "'flow'"),
+    ("stages:", "epsilon: 1.0\nstages:", "unknown key `epsilon`", "under `budget:`; indent"),
     ("stages:", "stage:", "unknown key `stage`", "did you mean `stages:`"),
     ("budget:", "budget: 3\nbudgets:", "unknown key `budgets`", "did you mean `budget:`"),
 ]

@@ -18,6 +18,7 @@ from dpsynth.private.steps import (
     LATEST,
     PrivateCodes,
     Workload,
+    _line,
     append_log,
     draw_batch,
     flow_losses,
@@ -165,3 +166,10 @@ def test_the_log_is_readable_by_its_owner_alone(tmp_path):
     append_log(path, run(codes(0))[1])
     assert len(path.read_text().splitlines()) == 12
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_finite_losses_whose_sum_overflows_do_not_end_the_run(tmp_path):
+    losses = torch.full((4,), 3e38)
+    line = _line(0, ClippedSum({}, torch.ones(4, dtype=torch.float64), losses), 1.0)
+    append_log(tmp_path / "training.jsonl", [line])
+    assert line["loss"] == pytest.approx(3e38)

@@ -95,11 +95,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifiedPlan]:
 
 
 @pytest.fixture
-def with_model(tiny: VerifiedPlan) -> VerifiedPlan:
+def with_model(tiny: VerifiedPlan) -> Iterator[VerifiedPlan]:
     """The run with some velocity model as `released/model.safetensors`."""
     settings = tiny.plan.velocity
     with seeded_initialisation(1):
         model = build_velocity(settings, CODE, len(CLASSES))
         torch.nn.init.normal_(model.leave.weight, std=0.1)  # type: ignore[arg-type, union-attr]
-    save_velocity(model, tiny.run.released / "model.safetensors", settings, room="released")
-    return tiny
+    path = tiny.run.released / "model.safetensors"
+    save_velocity(model, path, settings, room="released")
+    yield tiny
+    path.unlink()  # no charge paid for it

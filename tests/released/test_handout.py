@@ -8,7 +8,7 @@ import pytest
 from dpsynth.artifacts.lock import read_lock
 from dpsynth.artifacts.tensors import load_released
 from dpsynth.artifacts.transcript import read_transcript
-from dpsynth.errors import MissingError, ReplayError
+from dpsynth.errors import BudgetError, MissingError, ReplayError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released.card import build_card, spent, stamps
@@ -28,6 +28,18 @@ def test_replay_holds_on_a_copy_elsewhere(tiny: VerifiedPlan, tmp_path: Path) ->
     assert "`moments.safetensors`: noisy counts" in card
     for name in ("geometry.safetensors", "calibration.json"):
         assert (copy / "public" / name).read_bytes() == (tiny.run.public / name).read_bytes()
+
+
+def test_a_transcript_that_lost_lines_is_not_handed_out(tiny: VerifiedPlan) -> None:
+    hand_out(tiny.run)
+    whole = tiny.run.transcript.read_bytes()
+    try:
+        tiny.run.transcript.write_bytes(whole.splitlines(keepends=True)[0])
+        with pytest.raises(BudgetError, match="earlier transcript"):
+            hand_out(tiny.run)
+        assert (tiny.run.released / "transcript.jsonl").read_bytes() == whole
+    finally:
+        tiny.run.transcript.write_bytes(whole)
 
 
 def test_idempotent(tiny: VerifiedPlan) -> None:

@@ -45,9 +45,15 @@ def _record(plan_file: Path, plan: Plan, override: Path | None) -> dict[str, Any
     }
 
 
-def move_plan(run: RunDir, plan_file: Path) -> None:
-    """Keep that the plan file lies elsewhere by now; the rest stays, the dataset too."""
-    record = _read(run) | {"plan": os.path.abspath(plan_file)}  # noqa: PTH100
+def move_plan(run: RunDir, plan_file: Path, plan: Plan, override: Path | None) -> None:
+    """Keep that the plan file lies elsewhere by now; the rest stays, the dataset too.
+
+    A lost or damaged record is written anew: the next charge lists the run for its dataset again.
+    """
+    try:
+        record = _read(run) | {"plan": os.path.abspath(plan_file)}  # noqa: PTH100
+    except (MissingError, UsageError):
+        record = _record(plan_file, plan, override)
     write_json(run.curator / NAME, record, mode=_MODE)
 
 

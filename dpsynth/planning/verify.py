@@ -106,7 +106,8 @@ def make_run(
     folder = RunDir(run or Path("runs") / plan.name)
     require_grown(folder)
     if _is_started(folder, plan, unsafe_seed):
-        sources.move_plan(folder, plan_file)
+        folder.make_rooms()
+        sources.move_plan(folder, plan_file, plan, private)
         return load_verified(folder.root, private)
     _check_apart(plan)
     _check_cap(folder, plan)

@@ -382,3 +382,18 @@ def test_status_says_when_a_crash_lost_the_release(tmp_path: Path) -> None:
     spared = planned(tmp_path / "b", SMALL.replace("class}", "class, spares: 1}"))
     charge(spared)
     assert status(RunDir.open(spared)).next_command == f"dpsynth pretrain {spared}"
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_a_lost_source_record_is_written_anew_by_plan(tmp_path: Path, damage: str) -> None:
+    run = planned(tmp_path)
+    charge(run)
+    record = run / "curator/source.json"
+    if damage == "gone":
+        record.unlink()
+    else:
+        record.write_text("{")
+    with pytest.raises((MissingError, UsageError)):
+        load_verified(run)
+    make_run(tmp_path / "plan.yaml", run)
+    assert load_verified(run).run.root == run

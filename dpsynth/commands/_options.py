@@ -114,3 +114,11 @@ def findings(results: Mapping[str, Any], where: Path, show: bool) -> dict[str, A
     """Results of a look at private data: everything if `show`, else the count and the path."""
     full = {**results, "where": str(where)}
     return full if show else {key: full[key] for key in ALWAYS_SHOWN if key in full}
+
+
+def say_next(verified: "VerifiedPlan") -> None:
+    """Tell on stderr what to type next."""
+    from dpsynth.planning.steps import status
+
+    following = status(verified.run).next_command
+    note(f"next: {following}" if following else "all steps of the plan are done")

@@ -25,3 +25,4 @@ def check(
     shown = opt.may_show(verified, show_curator)
     found = opt.findings(library_check(verified), verified.run.curator / "check.json", shown)
     result(found, json)
+    opt.say_next(verified)

@@ -50,3 +50,4 @@ def evaluate(
     name = "evaluation.json" if model is None else f"evaluation-{model}.json"
     found = opt.findings(measured, verified.run.curator / name, shown)
     result(found, json, lambda: evaluation_text(found))
+    opt.say_next(verified)

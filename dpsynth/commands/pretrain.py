@@ -19,3 +19,4 @@ def pretrain(run: opt.Run, threads: opt.Threads = None, json: opt.Json = False) 
     facts = library_pretrain(verified)
     text = f"radius {facts['radius']:.4g}, tau {facts['tau']:.3g}: {verified.run.calibration}"
     result({"calibration": str(verified.run.calibration), **facts}, json, text)
+    opt.say_next(verified)

@@ -27,3 +27,4 @@ def release_moments(
 
     shown = opt.may_show(verified, show_curator)
     result(opt.visible(library_release(verified), shown), json)
+    opt.say_next(verified)

@@ -42,3 +42,4 @@ def sample(
     from dpsynth.released.sampling import sample as library_sample
 
     result(library_sample(verified, count, model=model), json)
+    opt.say_next(verified)

@@ -42,3 +42,4 @@ def train(
         shown = opt.may_show(verified, show_curator)
         found["train"] = opt.visible(library_train(verified), shown)
     result(found, json)
+    opt.say_next(verified)

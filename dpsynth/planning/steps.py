@@ -25,13 +25,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Status:
-    """A run as it stands. `epsilon_spent` composes every charge so far, forfeited ones too."""
+    """A run as it stands."""
 
     run: RunDir
     lock: Lock
     state: SpendState
     steps: tuple[Step, ...]
-    epsilon_spent: float
+
+    @property
+    def epsilon_spent(self) -> float:
+        """Epsilon of every charge so far, forfeited ones too, composed (takes a second)."""
+        charged = [slot for slot in self.lock.slots if slot.id in self.state.charged]
+        delta = self.lock.budget["delta"] - self.lock.delta_slack
+        return epsilon([slot.event() for slot in charged], delta).pessimistic if charged else 0.0
 
     @property
     def next_command(self) -> str | None:
@@ -81,10 +87,7 @@ def status(run: RunDir) -> Status:
     """
     lock = read_lock(run.lock)
     state = read_state(run, lock)
-    charged = [slot for slot in lock.slots if slot.id in state.charged]
-    delta = lock.budget["delta"] - lock.delta_slack
-    spent = epsilon([slot.event() for slot in charged], delta).pessimistic if charged else 0.0
-    return Status(run, lock, state, tuple(_steps(run, lock, state)), spent)
+    return Status(run, lock, state, tuple(_steps(run, lock, state)))
 
 
 def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:

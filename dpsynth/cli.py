@@ -7,6 +7,7 @@ import traceback
 from typing import NoReturn
 
 from dpsynth.commands._app import app
+from dpsynth.commands._options import Typed
 from dpsynth.console import note, show_error
 from dpsynth.errors import DpsynthError, MissingError, UsageError
 
@@ -40,7 +41,7 @@ def main() -> None:
 def _end(error: DpsynthError) -> NoReturn:
     if os.environ.get("DPSYNTH_DEBUG") == "1":
         traceback.print_exc()
-    show_error(error)
+    show_error(error, Typed.run)
     raise SystemExit(error.exit_code)
 
 

@@ -3,9 +3,12 @@
 import json as json_lib
 import math
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpsynth.errors import DpsynthError
@@ -47,11 +50,12 @@ def note(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def show_error(error: DpsynthError) -> None:
-    """Say on stderr what went wrong and what to type next."""
+def show_error(error: DpsynthError, run: Path | None = None) -> None:
+    """Say on stderr what went wrong and what to type next, naming `run` where a hint says RUN."""
     note(f"error: {error.message}")
     if error.hint:
-        note(f"try: {error.hint}")
+        name = "RUN" if run is None else shlex.quote(str(run))
+        note(f"try: {re.sub(r'(?<![A-Z_])RUN(?![A-Z_])', lambda _: name, error.hint)}")
 
 
 def fail(error: DpsynthError) -> NoReturn:

@@ -26,6 +26,12 @@ LOOKS = "Looks (curator only)"
 ALWAYS_SHOWN = ("findings", "where")
 
 
+class Typed:
+    """The run folder of this command line, so that hints can name it in place of RUN."""
+
+    run: Path | None = None
+
+
 def default_run() -> Path:
     """Run folder of the plan.yaml in the working directory."""
     plan = Path("plan.yaml")
@@ -34,7 +40,8 @@ def default_run() -> Path:
             "no run folder was given, and there is no plan.yaml in the working directory",
             hint="dpsynth plan --init   (or name the run folder, such as runs/digits)",
         )
-    return run_folder_of(plan)
+    Typed.run = run_folder_of(plan)
+    return Typed.run
 
 
 def run_folder_of(plan: Path) -> Path:
@@ -47,7 +54,9 @@ def run_folder_of(plan: Path) -> Path:
 def _parse_run(text: str | Path) -> Path:
     """A run folder as typed; a plan file stands for its run folder."""
     path = Path(text)
-    return run_folder_of(path) if path.suffix in {".yaml", ".yml"} and path.is_file() else path
+    is_plan = path.suffix in {".yaml", ".yml"} and path.is_file()
+    Typed.run = run_folder_of(path) if is_plan else path
+    return Typed.run
 
 
 PlanFile = Annotated[Path, typer.Argument(help="The plan.", metavar="PLAN", show_default=True)]

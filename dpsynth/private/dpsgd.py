@@ -75,7 +75,7 @@ def _check_order(spender: Spender, lock: Lock) -> None:
     if spender.state.closed:
         raise BudgetError(
             "this run is closed: its training budget is spent",
-            hint="dpsynth sample RUN draws from what was released",
+            hint="dpsynth sample RUN",
         )
     moments = {slot.id for slot in lock.stage_slots("moments")}
     if moments and not moments & spender.state.settled and moments - spender.state.charged:

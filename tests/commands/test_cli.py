@@ -270,3 +270,12 @@ def test_private_paths_stay_off_the_terminal_and_out_of_the_lock(planned: Path) 
         done = dpsynth(planned, *arguments)
         assert "secret-records" not in done.stdout + done.stderr
     assert "secret" not in (planned / "runs/tiny/plan.lock.json").read_text()
+
+
+def test_hints_name_the_run_as_typed(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    assert dpsynth(tmp_path, "plan", "--run", "my run").returncode == 0
+    done = dpsynth(tmp_path, "sample", "my run")
+    assert done.returncode == 6
+    assert "try: dpsynth pretrain 'my run'" in done.stderr
+    assert "RUN" not in done.stderr

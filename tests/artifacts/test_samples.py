@@ -1,7 +1,6 @@
 """Samples on disk: round trips, resumption, and clear errors for damaged folders."""
 
 import csv
-import time
 from pathlib import Path
 
 import numpy as np
@@ -65,14 +64,6 @@ def test_real_digits_load_as_an_image_folder(tmp_path: Path) -> None:
     listed = {row["file_name"] for row in rows}
     assert {f"images/{p.name}" for p in (folder / "images").iterdir()} == listed
     assert not (folder / ".parts").exists()
-
-
-def test_ten_thousand_are_quick(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (10_000, 28, 28, 1), dtype=np.uint8)
-    labels = np.arange(10_000) % 10
-    start = time.perf_counter()
-    write_samples(tmp_path / "samples", images, labels, CLASSES)
-    assert time.perf_counter() - start < 20  # measured: 2 s; other work may share the core
 
 
 def test_killed_between_shards_goes_on(tmp_path: Path) -> None:

@@ -119,3 +119,20 @@ def test_any_bytes_end_in_records_or_a_data_error(images, labels, declared, tmp_
     except DataError:
         return
     assert all(isinstance(item, Record | BadRecord) for item in items)
+
+
+MNIST = Path(__file__).resolve().parents[3] / "shared/data/mnist"
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not beside this checkout")
+def test_real_mnist() -> None:
+    source = IdxSource(
+        kind="idx",
+        images=MNIST / "t10k-images-idx3-ubyte.gz",
+        labels=MNIST / "t10k-labels-idx1-ubyte.gz",
+    )
+    records = read(source, (28, 28, 1), [str(digit) for digit in range(10)])
+    assert len(records) == 10_000
+    assert all(isinstance(record, Record) for record in records)
+    assert [record.label for record in records[:5]] == [7, 2, 1, 0, 4]
+    assert 30 < np.mean([record.image.mean() for record in records]) < 37

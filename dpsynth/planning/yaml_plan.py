@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from dpsynth.artifacts.files import canonical_json, sha256_bytes
+from dpsynth.artifacts import lock
 from dpsynth.errors import PlanError
 from dpsynth.planning import complaints
 from dpsynth.planning.schema import Plan
@@ -68,7 +68,7 @@ def parse_plan(text: str, file: str = "plan.yaml") -> Plan:
 
 def plan_hash(plan: Plan) -> str:
     """SHA-256 of the plan's facts as canonical JSON: no path, comment or key order enters."""
-    return sha256_bytes(canonical_json(plan.facts()))
+    return lock.plan_hash(plan.facts())
 
 
 def resolve_paths(section: S, folder: Path) -> S:

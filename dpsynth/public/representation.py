@@ -4,8 +4,7 @@ A code is (c - m) / s, where c is the raw code of an image, m the public mean an
 root mean square over all coordinates, so that flows start near unit variance.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,6 +19,7 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.autoencoder import ConvAutoencoder, build_autoencoder, pixels
+from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.public.geometry import PcaCodec
 
@@ -95,7 +95,7 @@ class Representation:
         or on machine settings. Not clipped.
         """
         self._check(image.shape)
-        with _one_thread():
+        with one_thread():
             return self._whiten(image)
 
     def encode_exact_many(
@@ -106,7 +106,7 @@ class Representation:
         """Codes (n, d) of records (n, H, W, C), one by one as by `encode_exact`."""
         self._check(images.shape[1:])
         codes = np.empty((len(images), self.dim))
-        with _one_thread():
+        with one_thread():
             for index, image in enumerate(images):
                 codes[index] = self._whiten(image)
                 advance()
@@ -224,16 +224,3 @@ def _codec(arrays: dict[str, NDArray[np.generic]], plan: Plan, image: ImageShape
 def _parts(rows: Rows) -> list[Rows]:
     """Slices of at most `_BATCH` rows of an array or a tensor."""
     return [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

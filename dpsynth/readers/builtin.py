@@ -12,11 +12,8 @@ from dpsynth.readers.records import BadRecord, Item, Record, check_label, check_
 INSTALL_HINT = 'pip install -e ".[torch]"'
 
 
-class DigitsReader:
-    """scikit-learn's 1,797 handwritten digits, 8x8 grey; values 0..16 scaled to 0..255."""
-
-    def __init__(self, classes: tuple[str, ...] | None, image: ImageShape | None) -> None:
-        self._declared, self._image = classes, image
+class _BuiltIn:
+    """A source that comes with a library: no file of the custodian's is read."""
 
     def files(self) -> list[Path]:
         """None of the custodian's."""
@@ -25,6 +22,13 @@ class DigitsReader:
     def ignored(self) -> list[str]:
         """Nothing."""
         return []
+
+
+class DigitsReader(_BuiltIn):
+    """scikit-learn's 1,797 handwritten digits, 8x8 grey; values 0..16 scaled to 0..255."""
+
+    def __init__(self, classes: tuple[str, ...] | None, image: ImageShape | None) -> None:
+        self._declared, self._image = classes, image
 
     def __iter__(self) -> Iterator[Item]:
         """Yield each digit; its class is its value.
@@ -45,7 +49,7 @@ class DigitsReader:
             yield BadRecord(f"digit {number}", reason) if reason else Record(image, label)
 
 
-class LettersReader:
+class LettersReader(_BuiltIn):
     """Rendered letters, drawn at the declared shape (28x28 grey without one)."""
 
     def __init__(
@@ -53,14 +57,6 @@ class LettersReader:
     ) -> None:
         self._source, self._declared = source, classes
         self._image = image or ImageShape(height=28, width=28)
-
-    def files(self) -> list[Path]:
-        """None of the custodian's."""
-        return []
-
-    def ignored(self) -> list[str]:
-        """Nothing."""
-        return []
 
     def __iter__(self) -> Iterator[Item]:
         """Yield `count` letters; the class is the letter's place in the alphabet, case aside.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -16,6 +17,13 @@ Fraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 # YAML gives text; everything else in the plan is strict, so that "1" is never taken for 1.
 PathField = Annotated[Path, Field(strict=False)]
+
+_LATER = "later"
+
+
+def _later(default: Any, **rules: Any) -> Any:
+    """A field that older plans do not have: while it holds its default, no hash sees it."""
+    return Field(default, json_schema_extra={_LATER: True}, **rules)
 
 
 class Section(BaseModel):
@@ -78,8 +86,20 @@ class LettersSource(Section):
     seed: int = 0
 
 
+class GlyphsSource(Section):
+    """The same letters under affine, elastic and thickness jitter, for learning to draw strokes.
+
+    `digit_like: true` adds the letters that look like digits (such as O, l, S, Z).
+    """
+
+    kind: Literal["glyphs"]
+    count: PositiveInt = 60_000
+    seed: int = 0
+    digit_like: bool = False
+
+
 Source = Annotated[
-    IdxSource | FolderSource | NpzSource | DigitsSource | LettersSource,
+    IdxSource | FolderSource | NpzSource | DigitsSource | LettersSource | GlyphsSource,
     Field(discriminator="kind"),
 ]
 
@@ -135,7 +155,11 @@ class Private(Section):
 
 
 class Autoencoder(Section):
-    """Public training of the small convolutional autoencoder."""
+    """Public training of the small convolutional autoencoder.
+
+    `deform`: strength of the affine, elastic and thickness deformation under which images are
+    seen; 0 leaves the coarser affine map and `strokes` of earlier plans.
+    """
 
     width: PositiveInt = 32
     epochs: PositiveInt = 8
@@ -143,6 +167,7 @@ class Autoencoder(Section):
     learning_rate: PositiveFloat = 2e-3
     latent_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     strokes: bool = True
+    deform: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = _later(0.0)
 
 
 class Representation(Section):
@@ -165,6 +190,29 @@ class Blocks(Section):
     second: PositiveFloat = 0.4
 
 
+class RoundShares(Section):
+    """Shares of 1/sigma^2 of a cell release: its first round, all Lloyd rounds, its last round."""
+
+    first: PositiveFloat
+    lloyd: PositiveFloat
+    last: PositiveFloat
+
+
+class Cells(Section):
+    """Moments by cells inside each class, released in rounds (docs/maths/cells.md).
+
+    `most`: cells a class may have; `lloyd`: DP-Lloyd rounds. What is left out follows from the
+    declared N, classes, code size, epsilon and delta by a public rule (`planning.rounds`).
+    `template`: publicly deformed decodings of each centre join the shrinkage targets.
+    """
+
+    most: Annotated[int, Field(ge=1, le=256)] | None = None
+    lloyd: Annotated[int, Field(ge=0, le=16)] | None = None
+    shares: RoundShares | None = None
+    blocks: Blocks = Blocks(count=0.03, sum=0.27, second=0.7)
+    template: bool = True
+
+
 class Moments(Section):
     """The moment release (StraightDP, section 3.1): one Gaussian mechanism, or the paper's two.
 
@@ -179,11 +227,14 @@ class Moments(Section):
     floor: PositiveFloat = 1e-2
     least_count: PositiveFloat = 20.0
     spares: Annotated[int, Field(ge=0, le=3)] = 0
+    cells: Cells | None = _later(None)
 
     @model_validator(mode="after")
-    def _paper_is_shared(self) -> "Moments":
+    def _parts_fit(self) -> "Moments":
         if self.sensitivity == "paper" and self.covariance != "shared":
             raise ValueError("sensitivity: paper needs covariance: shared")
+        if self.sensitivity == "paper" and self.cells is not None:
+            raise ValueError("cells need sensitivity: tight")
         return self
 
 
@@ -249,13 +300,33 @@ class Distillation(Section):
     cap: Rate = 1.0
 
 
+class Jitter(Section):
+    """Mild random movement of finished images: more variety for a classifier, less fidelity.
+
+    Ranges, uniform both ways: degrees, and shares of the size and of the side.
+    """
+
+    rotation: Annotated[float, Field(ge=0, le=45, allow_inf_nan=False)] = 6.0
+    scale: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.05
+    shift: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.03
+
+
 class Sampling(Section):
-    """How images are drawn: from the released Gaussians, or by the flow's Euler sampler."""
+    """How images are drawn: from the released Gaussians, or by the flow's Euler sampler.
+
+    `sharpen`: gain of an unsharp mask; `public` takes the one that gives decoded public images
+    the gradient energy of the originals. `augment`: also moves each image a little; samples
+    without it are always drawn and measured beside.
+    """
 
     method: Literal["release", "flow"] = "release"
     count: PositiveInt = 10_000
     steps: PositiveInt = 25
     guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.5
+    sharpen: Literal["public"] | Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = _later(
+        0.0
+    )
+    augment: Jitter | None = _later(None)
 
 
 class Evaluation(Section):
@@ -315,7 +386,18 @@ def _with_paths(value: Any) -> Any:
 
 
 def _without_paths(section: BaseModel) -> dict[str, Any]:
-    return {key: _plain(value) for key, value in section if not isinstance(value, Path)}
+    fields = type(section).model_fields
+    return {
+        key: _plain(value)
+        for key, value in section
+        if not isinstance(value, Path) and not _unsaid(fields[key], value)
+    }
+
+
+def _unsaid(field: FieldInfo, value: Any) -> bool:
+    """Whether a later field holds its default: plans older than it keep their hash."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and _LATER in extra and bool(value == field.default)
 
 
 def _plain(value: Any) -> Any:

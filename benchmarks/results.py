@@ -20,8 +20,12 @@ from typing import Any
 
 PLANS = Path(__file__).resolve().parent.parent / "plans"
 MEASURES = ("accuracy", "frechet", "precision", "recall")
-# What a flow plan's samples stand beside: rows of the same run, by `sample --model`.
-OTHERS = {"release": "release sampled directly", "distilled": "without DP-SGD (distilled)"}
+# What a plan's samples stand beside: rows of the same run, by `sample --model`.
+OTHERS = {
+    "release": "release sampled directly",
+    "distilled": "without DP-SGD (distilled)",
+    "plain": "without augmentation",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,18 +107,23 @@ def chain(plan_file: Path, run: Path) -> float | None:
 
 
 def other_reports(plan_file: Path, run: Path) -> dict[str, dict[str, Any]]:
-    """Evaluations of the same release by the other ways of sampling, for flow plans."""
+    """Evaluations of the same release by the other ways of sampling.
+
+    A flow plan's release and distilled model are drawn here; the samples without augmentation of
+    an augmenting plan are drawn and measured by the chain itself.
+    """
     from dpsynth.planning.yaml_plan import load_plan
 
-    plan = load_plan(plan_file)
-    if plan.sampling.method != "flow" or plan.stages.moments is None:
-        return {}
-    models = ["release"]
-    if plan.distillation is not None and plan.stages.train is not None:
-        models.append("distilled")
+    plan, models = load_plan(plan_file), list[str]()
+    if plan.sampling.method == "flow" and plan.stages.moments is not None:
+        models.append("release")
+        if plan.distillation is not None and plan.stages.train is not None:
+            models.append("distilled")
     for model in models:
         dpsynth("sample", run, "--model", model)
         dpsynth("evaluate", run, "--model", model)
+    if plan.sampling.augment is not None:
+        models.append("plain")
     return {model: read(run, f"-{model}") for model in models}
 
 

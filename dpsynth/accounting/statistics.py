@@ -2,8 +2,8 @@
 
 A charge carries one of these values and its absolute noise; `sensitivity` is derived here,
 never read from the charge. All are in whitened units: codes z are clipped to norm R and then
-divided by R. Adjacency is add-or-remove-one record. Derivations, with the equation numbers
-named below: docs/maths/accounting.md.
+divided by R, residuals about a cell's centre likewise by rho. Adjacency is add-or-remove-one
+record. Derivations, with the equation numbers named below: docs/maths/accounting.md.
 """
 
 import dataclasses
@@ -44,6 +44,65 @@ class ClassMoments:
             raise checks.AccountingError(
                 f"covariance is {self.covariance!r}; expected 'class' or 'shared'"
             )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`, as JSON values."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True)
+class CellSums:
+    """Counts and sums of residuals by cells inside each class, released together (A13).
+
+    One record of class y in cell k of that class (the nearest centre, ties to the lowest k),
+    residual u = z - centre with ||u|| <= rho, adds `count` to the count of (y, k) and `sum`
+    u/rho to its sum. `cells` is the most cells of one class; the sensitivity holds no number
+    of cells, since a record is in one. Centres and rho come from earlier rounds (A15).
+
+    >>> sensitivity(CellSums(0.6, 0.8, classes=10, cells=16, dim=48))
+    1.0
+    """
+
+    count: float
+    sum: float
+    classes: int
+    cells: int
+    dim: int
+
+    kind: ClassVar[str] = "cell-sums"
+
+    def __post_init__(self) -> None:
+        _coerce(self, count=checks.positive, sum=checks.positive)
+        _coerce(self, classes=checks.whole, cells=checks.whole, dim=checks.whole)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`, as JSON values."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True)
+class CellMoments:
+    """Counts, sums and second moments of residuals by cells, released together (A14).
+
+    As `CellSums`, and the record adds `second` uu^T/rho^2 to the second moment of (y, k),
+    stored as in `ClassMoments`.
+
+    >>> sensitivity(CellMoments(0.6, 0.64, 0.48, classes=10, cells=16, dim=48))
+    1.0
+    """
+
+    count: float
+    sum: float
+    second: float
+    classes: int
+    cells: int
+    dim: int
+
+    kind: ClassVar[str] = "cell-moments"
+
+    def __post_init__(self) -> None:
+        _coerce(self, count=checks.positive, sum=checks.positive, second=checks.positive)
+        _coerce(self, classes=checks.whole, cells=checks.whole, dim=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -114,18 +173,30 @@ class ClippedGradientSum:
         return _to_json(self)
 
 
-Statistic = ClassMoments | PaperClassSums | PaperSecondMoment | ClippedGradientSum
+Statistic = (
+    ClassMoments | CellSums | CellMoments | PaperClassSums | PaperSecondMoment | ClippedGradientSum
+)
 
 _KINDS: dict[str, type[Statistic]] = {
-    cls.kind: cls for cls in (ClassMoments, PaperClassSums, PaperSecondMoment, ClippedGradientSum)
+    cls.kind: cls
+    for cls in (
+        ClassMoments,
+        CellSums,
+        CellMoments,
+        PaperClassSums,
+        PaperSecondMoment,
+        ClippedGradientSum,
+    )
 }
 
 
 def sensitivity(statistic: Statistic) -> float:
     """Largest L2 move of `statistic` when one record is added or removed, whitened units."""
     match statistic:
-        case ClassMoments():
+        case ClassMoments() | CellMoments():
             return math.hypot(statistic.count, statistic.sum, statistic.second)
+        case CellSums():
+            return math.hypot(statistic.count, statistic.sum)
         case PaperClassSums():
             return 2.0
         case PaperSecondMoment():

@@ -145,6 +145,13 @@ class Lock:
         own = [slot for slot in self.slots if slot.stage == stage]
         return tuple(sorted(own, key=lambda slot: slot.spare))
 
+    def releases(self, stage: str) -> dict[str, list[Slot]]:
+        """Slots of one stage by the release they serve, in planned order, spares last."""
+        groups: dict[str, list[Slot]] = {}
+        for slot in self.stage_slots(stage):
+            groups.setdefault(slot.release, []).append(slot)
+        return groups
+
     def to_json(self) -> dict[str, Any]:
         """The lock as plain JSON values, with its own hash."""
         return {**self._body, "lock_hash": self.lock_hash}

@@ -21,6 +21,8 @@ from dpsynth.errors import DataError, DpsynthError, MissingError, UsageError
 
 FORMAT = "dpsynth-samples-1"
 COLUMNS = ("file_name", "label", "text")
+PLAIN = "plain"
+"""What an augmenting plan's samples without augmentation are called: `samples-plain/`."""
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]

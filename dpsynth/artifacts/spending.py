@@ -120,6 +120,8 @@ class Spender:
         found = _state_of(_checked_against(lock, appender.known))
         # Kept as sets, so that a session of n charges costs n and not n^2.
         self._charged, self._settled = set(found.charged), set(found.settled)
+        settles = (line for line in appender.known.lines if line["kind"] == "settle")
+        self._digests: dict[int, str] = {line["slot"]: line["sha256"] for line in settles}
         self._closed, self._run_id = found.closed, found.run_id
         self._first_calibration = found.calibration_hash
         self._mine: set[int] = set()  # charged in this session: these alone may be settled
@@ -161,6 +163,14 @@ class Spender:
             hint="what was charged stays spent; plan a new run (the ledger adds both budgets), "
             "with stages.moments.spares: 1 if crashes are likely",
         )
+
+    def settled_digest(self, name: str) -> str | None:
+        """SHA-256 that the settled slot of release `name` names; None while none is settled.
+
+        A later round reads what an earlier one released only if the file has this hash.
+        """
+        digests = (self._digests.get(slot.id) for slot in self._group(name))
+        return next((digest for digest in digests if digest is not None), None)
 
     def _group(self, name: str) -> list[Slot]:
         group = [slot for slot in self._lock.slots if slot.release == name]
@@ -235,6 +245,7 @@ class Spender:
         reach("settle:before")
         self._appender.append("settle", {"slot": slot.id, "sha256": digest})
         self._settled.add(slot.id)
+        self._digests[slot.id] = digest
         reach("settle:written")
 
     def close(self) -> None:

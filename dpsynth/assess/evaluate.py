@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpsynth.artifacts.files import sha256_file, write_json
-from dpsynth.artifacts.samples import read_samples
+from dpsynth.artifacts.samples import PLAIN, read_samples
 from dpsynth.artifacts.sheet import rows_by_class, side_by_side
 from dpsynth.assess.compare import MOST, Figures, Job, Pair, compared, probe_steps, thinned
 from dpsynth.assess.features import inception_space, lenet_space, remembered
@@ -39,10 +39,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure the samples of a run; write `curator/evaluation.json` and `evaluation.png`.
 
+    Of a plan that augments its samples, those without augmentation are measured too, into
+    `evaluation-plain.json`; each measure of the report then holds their value as `plain`.
+
     Args:
         verified: the run; its samples must have been drawn.
         inception_weights: pytorch-fid's weights file; None looks into torch's hub cache.
-        model: measures `released/samples-MODEL/`, into `evaluation-MODEL.json`.
+        model: measures `released/samples-MODEL/` alone, into `evaluation-MODEL.json`.
 
     Returns:
         The report as written; `findings` is the number of measures, `sheet` the path of the sheet.
@@ -52,31 +55,69 @@ def evaluate(
         DataError: damaged samples, or no usable record on one side of the split.
     """
     weights = find_weights(inception_weights)
-    suffix = "" if model is None else f"-{model}"
-    folder = verified.run.released / f"samples{suffix}"
-    plan, curator = verified.plan, verified.run.curator
-    image = plan.private.image
-    samples = read_samples(
-        folder, plan.private.classes, (image.height, image.width, image.channels)
-    )
-    train, held_out = _real(verified)
+    augments = model is None and verified.plan.sampling.augment is not None
+    names = [PLAIN, None] if augments else [model]
+    samples = [_drawn(verified, name) for name in names]
+    real = _real(verified)
     verified.run.make_rooms()
-    feature_steps = _feature_steps(verified)
+    reports = {
+        name: _measured(verified, name, drawn, real, weights)
+        for name, drawn in zip(names, samples, strict=True)
+    }
+    report = reports[model]
+    if augments:
+        _put_beside(report, reports[PLAIN])
+        report["samples_plain"] = reports[PLAIN]["samples"]
+        report["findings"] += reports[PLAIN]["findings"]
+    for name, found in reports.items():
+        write_json(verified.run.curator / f"evaluation{_suffix(name)}.json", found, mode=0o600)
+    return report
+
+
+def _measured(
+    verified: VerifiedPlan,
+    name: str | None,
+    samples: Pair,
+    real: tuple[Pair, Pair],
+    weights: Path | None,
+) -> Figures:
+    """The report on one folder of samples."""
+    suffix, feature_steps = _suffix(name), _feature_steps(verified)
     total = feature_steps + 2 * len(SEEDS) * probe_steps(verified, len(samples[0]))
-    with progress("evaluating", total) as bar:
-        job = Job(verified, samples, train, held_out, bar)
+    with progress(f"evaluating samples{suffix}", total) as bar:
+        job = Job(verified, samples, *real, bar)
         figures = _builtin(job, feature_steps)
     figures["inception"] = _inception(job, weights)
-    report = {
+    return {
         **_head(job, feature_steps),
         **figures,
-        "samples": _samples(job, folder),
+        "samples": _samples(job, verified.run.released / f"samples{suffix}"),
         "findings": len(figures),
         "notes": job.notes,
-        "sheet": str(_sheet(job, curator / f"evaluation{suffix}.png")),
+        "sheet": str(_sheet(job, verified.run.curator / f"evaluation{suffix}.png")),
     }
-    write_json(curator / f"evaluation{suffix}.json", report, mode=0o600)
-    return report
+
+
+def _put_beside(figures: Figures, plain: Figures) -> None:
+    """Give each measure that has a `synthetic` value that of `plain` samples as `plain`."""
+    for key, value in figures.items():
+        other = plain.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            if "synthetic" in value:
+                value["plain"] = other["synthetic"]
+            else:
+                _put_beside(value, other)
+
+
+def _drawn(verified: VerifiedPlan, name: str | None) -> Pair:
+    """The samples of that name; None: the plan's own."""
+    private, folder = verified.plan.private, verified.run.released / f"samples{_suffix(name)}"
+    image = private.image
+    return read_samples(folder, private.classes, (image.height, image.width, image.channels))
+
+
+def _suffix(name: str | None) -> str:
+    return "" if name is None else f"-{name}"
 
 
 def distance_to_held_out(verified: VerifiedPlan, images: Images) -> float:

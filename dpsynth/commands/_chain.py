@@ -120,7 +120,7 @@ def evaluation_text(evaluation: dict[str, Any]) -> Any:
 
     measured = measures(evaluation)
     if measured:
-        columns = ("measured on held-out records", "synthetic", "ceiling", "floor")
+        columns = ("measured on held-out records", *_columns(evaluation).values())
         return table(columns, measured)
     count, where = evaluation.get("findings"), evaluation["where"]
     return Text(f"measured: {count} curator-only findings in {where}")
@@ -135,7 +135,21 @@ def measures(evaluation: dict[str, Any]) -> list[tuple[Any, ...]]:
         "recall": "recall",
     }
     return [
-        (text, *(evaluation[key].get(column) for column in ("synthetic", "ceiling", "floor")))
+        (text, *(evaluation[key].get(column) for column in _columns(evaluation)))
         for key, text in names.items()
         if isinstance(evaluation.get(key), dict)
     ]
+
+
+def _columns(evaluation: dict[str, Any]) -> dict[str, str]:
+    """Columns of the measured table, by their key in the report; of an augmenting plan one more."""
+    names = {
+        "synthetic": "synthetic",
+        "plain": "without augmentation",
+        "ceiling": "ceiling",
+        "floor": "floor",
+    }
+    accuracy = evaluation.get("accuracy")
+    if not (isinstance(accuracy, dict) and "plain" in accuracy):
+        del names["plain"]
+    return names

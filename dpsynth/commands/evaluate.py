@@ -34,6 +34,8 @@ def evaluate(
 ) -> None:
     """Measure accuracy and fidelity of the samples on held-out records; curator-only.
 
+    Of a plan that augments its samples, those without augmentation are measured beside.
+
     Nothing that it writes is for handing out, and choosing a run by it is outside the guarantee.
 
     Example: dpsynth evaluate runs/digits

@@ -3,7 +3,9 @@
 No layer looks across the batch, so in eval mode a record's code depends on that record alone.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -98,3 +100,10 @@ def build_autoencoder(settings: Representation, image: ImageShape) -> ConvAutoen
 def pixels(images: Tensor) -> Tensor:
     """Bytes (n, H, W, C) as floats (n, C, H, W) in [0, 1]."""
     return images.permute(0, 3, 1, 2).to(torch.float32).div(255.0).contiguous()
+
+
+def as_bytes(images: Tensor) -> NDArray[np.uint8]:
+    """Floats (n, C, H, W) in [0, 1] as bytes (n, H, W, C), rounded: the way back from `pixels`."""
+    rounded = images.mul(255.0).round().to(torch.uint8)
+    data: NDArray[np.uint8] = rounded.permute(0, 2, 3, 1).contiguous().numpy()
+    return data

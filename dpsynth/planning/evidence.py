@@ -15,8 +15,7 @@ from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.transcript import Line, Transcript, read_transcript
 from dpsynth.errors import MissingError, ReplayError
 
-# What looks at private records makes these; each stage must have been charged.
-_MADE_BY = {"moments.safetensors": "moments", "model.safetensors": "train"}
+_MODEL = "model.safetensors"  # what DP-SGD made: some charge of its stage must have paid for it
 
 
 @dataclass(frozen=True)
@@ -157,31 +156,48 @@ def _check_head(
 
 
 def _check_files(folder: Path, transcript: Transcript) -> None:
-    """Files that lines name by hash are those files: the calibration, the released moments."""
+    """Files that lines name by hash are those files: the calibration, every released round."""
     _check_calibration(folder, transcript)
     released = folder if not _is_run(folder) else RunDir(folder).released
-    stages = [line["stage"] for line in transcript.lines if line["kind"] == "charge"]
-    for name, stage in _MADE_BY.items():
-        if (released / name).is_file() and stage not in stages:
+    paid = {
+        line["slot"]: _file_of(str(line["stage"]), str(line["mechanism"]))
+        for line in transcript.lines
+        if line["kind"] == "charge"
+    }
+    settled: dict[str, set[str]] = {}
+    for line in transcript.lines:
+        if line["kind"] == "settle":
+            settled.setdefault(paid[line["slot"]], set()).add(line["sha256"])
+    for path in _made_files(released):
+        if path.name not in paid.values():
             raise ReplayError(
-                f"{name} is there, and the transcript holds no charge that paid for it",
+                f"{path.name} is there, and the transcript holds no charge that paid for it",
                 hint="it comes from another transcript: ask for that one",
             )
-    moments = released / "moments.safetensors"
-    if not moments.is_file():
-        return
-    slots = {
-        line["slot"]
-        for line in transcript.lines
-        if line["kind"] == "charge" and line["stage"] == "moments"
-    }
-    settled = {
-        line["sha256"]
-        for line in transcript.lines
-        if line["kind"] == "settle" and line["slot"] in slots
-    }
-    if settled and sha256_file(moments) not in settled:
-        raise ReplayError(f"{moments.name} is not what the transcript settled")
+        digests = settled.get(path.name)  # a crash may have come between the file and its line
+        if path.name != _MODEL and digests and sha256_file(path) not in digests:
+            raise ReplayError(f"{path.name} is not what the transcript settled")
+
+
+def _made_files(released: Path) -> list[Path]:
+    """Files that only a look at private records makes, whichever rounds they say they are."""
+    return [
+        path
+        for pattern in ("moments*.safetensors", "cells*.safetensors", _MODEL)
+        for path in sorted(released.glob(pattern))
+        if path.is_file()
+    ]
+
+
+def _file_of(stage: str, mechanism: str) -> str:
+    """File that a charge's mechanism releases into; a spare's is that of what it spares.
+
+    A cell round has a file of its own; the paper's two mechanisms share one.
+    """
+    if stage == "train":
+        return _MODEL
+    release = mechanism.split("-spare-", maxsplit=1)[0]
+    return f"{'moments' if release.startswith('moments-') else release}.safetensors"
 
 
 def _check_calibration(folder: Path, transcript: Transcript) -> None:

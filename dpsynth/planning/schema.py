@@ -235,6 +235,8 @@ class Moments(Section):
             raise ValueError("sensitivity: paper needs covariance: shared")
         if self.sensitivity == "paper" and self.cells is not None:
             raise ValueError("cells need sensitivity: tight")
+        if self.cells is not None and self.covariance != "class":
+            raise ValueError("cells need covariance: class (each cell has a covariance of its own)")
         return self
 
 

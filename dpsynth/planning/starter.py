@@ -29,7 +29,7 @@ private:
   # cap: {epsilon: 3.0, delta: 1e-5}                # limit on all runs on this data together
 
 public:                         # public images in the same shape, to learn codes from
-  - {kind: letters, count: 20000}
+  - {kind: letters, count: 20000}                   # glyphs: the same, bent and thickened more
   # - {kind: folder, path: public-images}
 
 representation:

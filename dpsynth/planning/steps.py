@@ -7,9 +7,9 @@ from typing import Any
 
 from dpsynth.accounting.compose import epsilon
 from dpsynth.artifacts.files import read_json, sha256_file
-from dpsynth.artifacts.lock import Lock, Slot, read_lock
+from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.samples import read_summary
+from dpsynth.artifacts.samples import PLAIN, read_summary
 from dpsynth.artifacts.spending import SpendState, read_state
 from dpsynth.errors import UsageError, typed
 
@@ -43,17 +43,19 @@ class Status:
     def next_command(self) -> str | None:
         """What to type next; None when all is done."""
         if self.release_lost:
-            return f"dpsynth plan PLAN --run {self.run.root}-2   (a crash forfeited the release)"
+            closed = "the run was closed before the release"
+            why = closed if self.state.closed else "a crash forfeited the release"
+            return f"dpsynth plan PLAN --run {self.run.root}-2   ({why})"
         step = next((step for step in self.steps if not step.done), None)
         return None if step is None else typed("dpsynth", step.command, self.run.root)
 
     @property
     def release_lost(self) -> bool:
-        """Whether some release is neither settled nor has a slot left."""
-        settled, charged = self.state.settled, self.state.charged
+        """Whether some release is neither settled nor has a slot left that may be charged."""
+        settled, charged, closed = self.state.settled, self.state.charged, self.state.closed
         return any(
-            all(slot.id in charged and slot.id not in settled for slot in group)
-            for group in _releases(self.lock)
+            all((closed or slot.id in charged) and slot.id not in settled for slot in group)
+            for group in self.lock.releases("moments").values()
         )
 
     def step(self, name: str) -> Step | None:
@@ -105,30 +107,36 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
         yield Step("train", "train", state.closed)  # training ends by closing the transcript
     elif spent_any and not state.closed:
         yield Step("close", "close", False)  # a crash came between the release and its close
-    samples = run.released / "samples"
-    yield Step("sample", "sample", read_summary(samples) is not None)
-    yield Step("evaluate", "evaluate", _evaluated(run, samples))
+    folders = _sample_folders(run, facts)
+    sampled = all(read_summary(folder) is not None for folder in folders.values())
+    yield Step("sample", "sample", sampled)
+    yield Step("evaluate", "evaluate", sampled and _evaluated(run, folders))
 
 
 def _released(lock: Lock, state: SpendState) -> bool:
-    return all(any(slot.id in state.settled for slot in group) for group in _releases(lock))
+    """Whether every release of the moments stage is settled: each of its rounds."""
+    groups = lock.releases("moments").values()
+    return all(any(slot.id in state.settled for slot in group) for group in groups)
 
 
-def _releases(lock: Lock) -> list[list[Slot]]:
-    """The moments stage's slots, those of one release together."""
-    groups: dict[str, list[Slot]] = {}
-    for slot in lock.stage_slots("moments"):
-        groups.setdefault(slot.release, []).append(slot)
-    return list(groups.values())
+def _sample_folders(run: RunDir, facts: dict[str, Any]) -> dict[str, Path]:
+    """The plan's samples, by the evaluation's key for them; those without augmentation too."""
+    folders = {"samples": run.released / "samples"}
+    if facts["sampling"].get("augment") is not None:
+        folders["samples_plain"] = run.released / f"samples-{PLAIN}"
+    return folders
 
 
-def _evaluated(run: RunDir, samples: Path) -> bool:
+def _evaluated(run: RunDir, folders: dict[str, Path]) -> bool:
     """Whether the evaluation is of the samples that are there."""
     path = run.curator / "evaluation.json"
-    if not path.is_file() or read_summary(samples) is None:
+    if not path.is_file():
         return False
     try:
-        measured = read_json(path).get("samples", {})
+        report = read_json(path)
     except UsageError:  # damaged: evaluate again
         return False
-    return bool(measured.get("metadata_sha256") == sha256_file(samples / "metadata.csv"))
+    return all(
+        report.get(key, {}).get("metadata_sha256") == sha256_file(folder / "metadata.csv")
+        for key, folder in folders.items()
+    )

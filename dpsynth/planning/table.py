@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dpsynth.accounting.statistics import sensitivity
 from dpsynth.artifacts.lock import Lock
 from dpsynth.console import table
 
@@ -13,7 +14,7 @@ COLUMNS = ("mechanism", "executions", "noise multiplier", "rate", "epsilon alone
 
 
 def rows(lock: Lock) -> Iterator[tuple[Any, ...]]:
-    """One row a stage, then the total that the budget must cover."""
+    """One row a stage, one for each of its rounds, then the total that the budget must cover."""
     for stage, row in lock.by_stage.items():
         yield (
             stage,
@@ -23,8 +24,35 @@ def rows(lock: Lock) -> Iterator[tuple[Any, ...]]:
             f"{row['epsilon_alone']:.4f}",
             f"{row['share']:.3f}",
         )
+        for one in rounds(lock, stage):
+            noise, share = f"{one['noise_multiplier']:.5g}", f"({one['share']:.3f})"
+            yield f"  {one['release']}", one["executions"], noise, None, "", share
     yield "composed", "", "", "", f"{lock.epsilon:.4f}", ""
     yield "budget", "", "", "", f"{lock.budget['epsilon']:.4f}", ""
+
+
+def rounds(lock: Lock, stage: str) -> list[dict[str, Any]]:
+    """How a stage's releases split its noise; empty for a stage that is one release, or training.
+
+    `noise_multiplier` is noise over sensitivity, `share` the round's part of the stage's
+    1/sigma^2, `executions` its slots, spares among them.
+    """
+    groups = {} if stage == "train" else lock.releases(stage)
+    if len(groups) < 2:
+        return []
+    noise = {name: group[0].noise_std / sensitivity(group[0].statistic)
+             for name, group in groups.items()}  # fmt: skip
+    least = min(noise.values())  # first, so that nothing overflows
+    total = sum((least / value) ** 2 for value in noise.values())
+    return [
+        {
+            "release": name,
+            "executions": len(group),
+            "noise_multiplier": noise[name],
+            "share": (least / noise[name]) ** 2 / total,
+        }
+        for name, group in groups.items()
+    ]
 
 
 def render(lock: Lock, where: str) -> "Group":
@@ -39,6 +67,7 @@ def as_json(lock: Lock) -> dict[str, Any]:
     """The table as plain JSON values."""
     return {
         "mechanisms": lock.by_stage,
+        "rounds": {stage: rounds(lock, stage) for stage in lock.by_stage},
         "epsilon": lock.epsilon,
         "epsilon_optimistic": lock.optimistic,
         "budget": lock.budget,
@@ -59,6 +88,8 @@ def _footnotes(lock: Lock, where: str) -> Iterator[str]:
         f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "
         f"{budget['adjacency']}, unit: {budget['unit']}"
     )
+    if any(rounds(lock, stage) for stage in lock.by_stage):
+        yield "indented: rounds of one stage; in brackets, the part of its 1/noise^2 that each has"
     if lock.facts["split"] == "epsilon":
         yield (
             "split: epsilon gives each stage its share of epsilon; composed exactly, the total "

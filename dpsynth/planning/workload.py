@@ -5,9 +5,12 @@ What noise depends on is decided here, from declared values alone.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 
 from dpsynth.accounting import discrete
 from dpsynth.accounting.statistics import (
+    CellMoments,
+    CellSums,
     ClassMoments,
     ClippedGradientSum,
     PaperClassSums,
@@ -17,7 +20,8 @@ from dpsynth.accounting.statistics import (
 )
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.errors import PlanError
-from dpsynth.planning.schema import Blocks, Moments, Plan, Train
+from dpsynth.planning.rounds import FIRST, LAST, Rounds, rounds_of
+from dpsynth.planning.schema import Blocks, Cells, Moments, Plan, Train
 
 GRID_SCALE = 2.0**30
 MAX_SLOTS = 100_000
@@ -37,26 +41,47 @@ def active_weights(plan: Plan) -> dict[str, float]:
 
 def block_weights(blocks: Blocks) -> tuple[float, float, float]:
     """(a, b, c) with a^2 + b^2 + c^2 = 1 from the declared shares of the squares."""
-    shares = (blocks.count, blocks.sum, blocks.second)
-    largest = max(shares)
-    total = sum(share / largest for share in shares)
-    a, b, c = (math.sqrt(share / largest / total) for share in shares)
+    a, b, c = _roots(blocks.count, blocks.sum, blocks.second)
     return a, b, c
 
 
-def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic]]:
-    """Name and statistic of each release of the moments stage (section 3.1)."""
+def _roots(*shares: float) -> list[float]:
+    """Square roots of the shares, their squares normalised to sum to one."""
+    largest = max(shares)
+    total = sum(share / largest for share in shares)
+    return [math.sqrt(share / largest / total) for share in shares]
+
+
+def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic, float]]:
+    """Name, statistic and share of each release of the moments stage (section 3.1), in order.
+
+    The share is that of 1/sigma^2: sigma is the stage's noise multiplier over its root. Rounds
+    share one Gaussian (A16); each of the paper's two mechanisms has the multiplier whole.
+    """
     classes, dim = len(plan.private.classes), plan.representation.code
     if moments.sensitivity == "paper":
         return [
-            ("moments-sums", PaperClassSums(classes=classes, dim=dim)),
-            ("moments-second", PaperSecondMoment(capacity=plan.private.capacity, dim=dim)),
+            ("moments-sums", PaperClassSums(classes=classes, dim=dim), 1.0),
+            ("moments-second", PaperSecondMoment(capacity=plan.private.capacity, dim=dim), 1.0),
         ]
     a, b, c = block_weights(moments.blocks)
     statistic = ClassMoments(
         count=a, sum=b, second=c, covariance=moments.covariance, classes=classes, dim=dim
     )
-    return [("moments", statistic)]
+    rounds = rounds_of(plan)
+    if moments.cells is None or rounds is None:
+        return [(FIRST, statistic, 1.0)]
+    found = _cell_statistics(moments.cells, rounds, classes, dim)
+    return [(name, found.get(name, statistic), share) for name, share in rounds.releases]
+
+
+def _cell_statistics(cells: Cells, rounds: Rounds, classes: int, dim: int) -> dict[str, Statistic]:
+    """Statistics of the cell rounds, by name: counts and sums, in the last one all three."""
+    a, b, c = block_weights(cells.blocks)
+    last = CellMoments(count=a, sum=b, second=c, classes=classes, cells=rounds.most, dim=dim)
+    a, b = _roots(cells.blocks.count, cells.blocks.sum)
+    lloyd = CellSums(count=a, sum=b, classes=classes, cells=rounds.most, dim=dim)
+    return {**dict.fromkeys(rounds.lloyd_names, lloyd), LAST: last}
 
 
 def slots(plan: Plan, multipliers: Mapping[str, float]) -> tuple[Slot, ...]:
@@ -64,13 +89,13 @@ def slots(plan: Plan, multipliers: Mapping[str, float]) -> tuple[Slot, ...]:
     made = [*_moment_slots(plan, multipliers), *_train_slots(plan, multipliers)]
     return tuple(
         Slot(id=number, stage=stage, name=name, statistic=statistic,
-             noise_std=noise_std(statistic, multipliers[stage]),
+             noise_std=noise_std(statistic, multipliers[stage], share),
              rate=rate, steps=steps, spare=spare)
-        for number, (stage, name, statistic, rate, steps, spare) in enumerate(made, start=1)
+        for number, (stage, name, statistic, share, rate, steps, spare) in enumerate(made, start=1)
     )  # fmt: skip
 
 
-_Draft = tuple[str, str, Statistic, float | None, int | None, bool]
+_Draft = tuple[str, str, Statistic, float, float | None, int | None, bool]
 
 
 def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
@@ -78,11 +103,11 @@ def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Dra
     if moments is None or "moments" not in multipliers:
         return
     releases = moment_statistics(plan, moments)
-    for name, statistic in releases:
-        yield "moments", name, statistic, None, None, False
+    for name, statistic, share in releases:
+        yield "moments", name, statistic, share, None, None, False
     for number in range(1, moments.spares + 1):
-        for name, statistic in releases:
-            yield "moments", f"{name}-spare-{number}", statistic, None, None, True
+        for name, statistic, share in releases:
+            yield "moments", f"{name}-spare-{number}", statistic, share, None, None, True
 
 
 def _train_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
@@ -91,7 +116,7 @@ def _train_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draf
         return
     statistic = ClippedGradientSum(clip=train.clip)
     for number, steps in enumerate(chunks(train), start=1):
-        yield "train", f"train-{number:04d}", statistic, train.rate, steps, False
+        yield "train", f"train-{number:04d}", statistic, 1.0, train.rate, steps, False
 
 
 def chunks(train: Train) -> list[int]:
@@ -110,13 +135,26 @@ def chunks(train: Train) -> list[int]:
     return [train.chunk] * full + ([rest] if rest else [])
 
 
-def noise_std(statistic: Statistic, multiplier: float) -> float:
-    """Absolute noise of at least `multiplier` times the sensitivity (rounded up, never down)."""
+def noise_std(statistic: Statistic, multiplier: float, share: float = 1.0) -> float:
+    """Absolute noise of at least `multiplier` / sqrt(`share`) times the sensitivity.
+
+    Rounded up, never down, so that releases whose shares sum to one tell no more than one
+    Gaussian of `multiplier` does (A16).
+    """
+    wanted = _at_least(multiplier, share)
     bound = sensitivity(statistic)
-    std = multiplier * bound
-    while std / bound < multiplier:
+    std = wanted * bound
+    while std / bound < wanted:
         std = math.nextafter(std, math.inf)
     return std
+
+
+def _at_least(multiplier: float, share: float) -> float:
+    """The noise multiplier of a release that has `share` of 1/sigma^2, rounded up exactly."""
+    wanted, least = multiplier / math.sqrt(share), Fraction(multiplier) ** 2
+    while Fraction(wanted) ** 2 * Fraction(share) < least:
+        wanted = math.nextafter(wanted, math.inf)
+    return wanted
 
 
 def follows(lock: Lock, plan: Plan) -> bool:
@@ -139,7 +177,7 @@ def delta_slack(plan: Plan) -> float:
     moments = plan.stages.moments
     if moments is None:
         return 0.0
-    statistics = [statistic for _, statistic in moment_statistics(plan, moments)]
+    statistics = [statistic for _, statistic, _ in moment_statistics(plan, moments)]
     return slack_of(statistics * (1 + moments.spares), plan.budget.epsilon)
 
 
@@ -159,6 +197,10 @@ def coordinates(statistic: Statistic) -> int:
         case ClassMoments(classes=classes, dim=dim, covariance=covariance):
             matrices = classes if covariance == "class" else 1
             return classes * (1 + dim) + matrices * (dim * (dim + 1) // 2)
+        case CellSums(classes=classes, cells=cells, dim=dim):
+            return classes * cells * (1 + dim)
+        case CellMoments(classes=classes, cells=cells, dim=dim):
+            return classes * cells * (1 + dim + dim * (dim + 1) // 2)
         case PaperClassSums(classes=classes, dim=dim):
             return classes * (1 + dim)
         case PaperSecondMoment(dim=dim):

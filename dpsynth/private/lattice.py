@@ -92,7 +92,8 @@ class Block:
 class ExactSums:
     """Sums over the records, as Python ints: never released, dies in the mechanism.
 
-    counts (Y,), sums (Y, d) of codes, seconds (Y, d, d) of outer products, by class.
+    counts (Y,), sums (Y, d) of codes, seconds (Y, d, d) of outer products, by class (or by
+    class-cell); seconds is (Y, 0, 0) where it was not asked for.
     """
 
     counts: NDArray[np.object_]
@@ -101,23 +102,31 @@ class ExactSums:
 
 
 def exact_sums(
-    codes: NDArray[np.int64], labels: NDArray[np.int64], classes: int, rows: int = _ROWS
+    codes: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    classes: int,
+    rows: int = _ROWS,
+    *,
+    second: bool = True,
 ) -> ExactSums:
     """Per-class count, sum and second moment of quantised codes (n, d), labels (n,).
 
-    Exact for any n: float64 products within `rows` records, Python ints across.
+    Exact for any n: float64 products within `rows` records, Python ints across. A label outside
+    0..classes - 1 contributes nothing. `second=False` leaves the second moments out.
     """
     dim = codes.shape[1]
+    size = dim if second else 0
     counts = np.zeros(classes, dtype=object)
     sums = np.zeros((classes, dim), dtype=object)
-    seconds = np.zeros((classes, dim, dim), dtype=object)
+    seconds = np.zeros((classes, size, size), dtype=object)
     for y in range(classes):
         mine = codes[labels == y]
         for start in range(0, len(mine), rows):
             part = mine[start : start + rows].astype(np.float64)
             counts[y] += len(part)
             sums[y] += _whole(part.sum(axis=0))
-            seconds[y] += _whole(part.T @ part)
+            if second:
+                seconds[y] += _whole(part.T @ part)
     return ExactSums(counts, sums, seconds)
 
 

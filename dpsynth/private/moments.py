@@ -1,53 +1,51 @@
-"""The moment release (StraightDP, section 3.1): counts, sums and second moments by class.
+"""The moment release: class moments (StraightDP, section 3.1), then the plan's cell rounds.
 
-Sensitivities in docs/maths/moments.md; a slot's statistic carries its own.
+Each round sees the records and what earlier rounds released. Sensitivities in
+docs/maths/moments.md and docs/maths/cells.md; a slot's statistic carries its own.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.accounting.statistics import ClassMoments, PaperClassSums, PaperSecondMoment
-from dpsynth.artifacts.failpoints import reach
-from dpsynth.artifacts.lock import Lock, Slot
-from dpsynth.artifacts.moments import NAME, ReleasedMoments, save_moments
-from dpsynth.artifacts.spending import Spender, calibration_hash, spending
+from dpsynth.artifacts.cells import ReleasedCells, load_cells, save_cells
+from dpsynth.artifacts.lock import Slot
+from dpsynth.artifacts.moments import NAME, ReleasedMoments, load_moments, save_moments
+from dpsynth.artifacts.spending import calibration_hash, spending
+from dpsynth.console import Bar, progress
 from dpsynth.errors import PlanError
+from dpsynth.planning.rounds import rounds_of
+from dpsynth.planning.schema import Moments, Plan
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.private.encoding import encode_private
-from dpsynth.private.lattice import CODE_BITS, Block, ExactSums, exact_sums
+from dpsynth.private.blocks import Blocks, blocks_of
+from dpsynth.private.cells import Frame, frame_of, release_cells
+from dpsynth.private.lattice import ExactSums, exact_sums
 from dpsynth.private.noise import NoiseSource
+from dpsynth.private.session import Round, Session
 from dpsynth.public.representation import load_representation
+from dpsynth.released import centres as public_centres
+from dpsynth.released.estimate import estimate
 from dpsynth.vault.checked import require_checked
 
-# Covers the float rounding of the scales below: noise is rounded up, towards privacy.
-_UP = 1 + 2.0**-40
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The scales of one release. `diagonal`, `off_diagonal`: entries of the second moment."""
-
-    counts: Block
-    sums: Block
-    diagonal: Block
-    off_diagonal: Block
+Codes = NDArray[np.int64]
 
 
 def release_moments(verified: VerifiedPlan) -> dict[str, Any]:
-    """Spend the plan's moments stage once; write `released/moments.safetensors`.
+    """Spend the plan's moments stage once: `released/moments.safetensors`, and cells if planned.
+
+    A stage that a crash ended between two rounds goes on with the next one.
 
     Returns:
         What was released, in declared and released values alone.
 
     Raises:
         PlanError: the plan has no moments stage.
-        BudgetError: already released, or every slot of it is spent.
-        MissingError: `dpsynth pretrain` has not run.
+        BudgetError: already released, or every slot of a round is spent.
+        MissingError: `dpsynth pretrain` has not run, or an earlier round's file is gone.
+        ReplayError: an earlier round's file is not the one that was settled.
         UsageError, DataError: the records were not checked, or do not fit the plan.
     """
     run, lock, settings = verified.run, verified.lock, verified.plan.stages.moments
@@ -55,107 +53,129 @@ def release_moments(verified: VerifiedPlan) -> dict[str, Any]:
         raise PlanError("this plan has no moments stage", hint="declare stages.moments and re-plan")
     require_checked(verified)
     representation = load_representation(run, verified.plan)
-    path = run.released / NAME
+    alone = verified.plan.stages.train is None
     with spending(
         run, lock, calibration_hash=calibration_hash(run), noise_source=verified.noise_source
     ) as spender:
-        slots = _slots(spender, lock, close=verified.plan.stages.train is None)
-        blocks = blocks_of(slots, representation.radius)
-        noise = NoiseSource.for_run(lock, "+".join(str(slot.id) for slot in slots))
-        for slot in slots:
-            spender.charge(slot)
-        codes, labels = encode_private(verified, representation)
-        exact = exact_sums(codes, labels, len(verified.plan.private.classes))
-        moments = add_noise(exact, blocks, settings.covariance, representation.radius, noise)
-        del codes, labels, exact
-        reach("mechanism:done")
-        save_moments(path, moments)
-        for slot in slots:
-            spender.settle(slot, path)
-        if verified.plan.stages.train is None:
+        session = Session(verified, representation, spender)
+        left = session.unsettled
+        if alone and not left:
+            spender.close()  # a run that settled but died before its last line
+        session.require_possible()
+        total = len(session.rounds)
+        with progress("releasing moments", total, completed=total - len(left)) as bar:
+            moments = _class_round(session, verified.plan, settings, representation.radius, bar)
+            cells = dict(_cell_rounds(session, verified.plan, settings, moments, bar))
+        if alone:
             spender.close()
-    return _summary(moments, slots)
+    return _summary(moments, cells, session)
 
 
-def _slots(spender: Spender, lock: Lock, *, close: bool) -> tuple[Slot, ...]:
-    """The slot to charge for each release of the stage: its own, or a free spare.
+def _class_round(
+    session: Session, plan: Plan, settings: Moments, radius: float, bar: Bar
+) -> ReleasedMoments:
+    """The first round: counts, sums and second moments by class, of codes in the ball R."""
 
-    A run that settled but died before its last line is closed here, then refused as spent.
+    def mechanism(
+        slots: tuple[Slot, ...], codes: Codes, labels: Codes, noise: NoiseSource
+    ) -> ReleasedMoments:
+        exact = exact_sums(codes, labels, len(plan.private.classes))
+        return add_noise(exact, blocks_of(slots, radius), settings.covariance, radius, noise)
+
+    made = session.rounds[0]
+    known = session.settled(made, load_moments)
+    if known is not None:
+        return known
+    released = session.spend(made, mechanism, save_moments)
+    bar.advance()
+    return released
+
+
+def _cell_rounds(
+    session: Session, plan: Plan, settings: Moments, moments: ReleasedMoments, bar: Bar
+) -> Iterator[tuple[Round, ReleasedCells]]:
+    """Each cell round in turn. Its frame is made before its charge, of what is released by then."""
+    before: ReleasedCells | None = None
+    for made in session.rounds[1:]:
+        cells = session.settled(made, load_cells)
+        if cells is None:
+            frame = next_frame(plan, settings, moments, before)
+            cells = session.spend(made, partial(_cell_round, frame), save_cells)
+            bar.advance()
+        yield made, cells
+        before = cells
+
+
+def _cell_round(
+    frame: Frame, slots: tuple[Slot, ...], codes: Codes, labels: Codes, noise: NoiseSource
+) -> ReleasedCells:
+    return release_cells(codes, labels, frame, slots[0], noise)
+
+
+def next_frame(
+    plan: Plan, settings: Moments, moments: ReleasedMoments, before: ReleasedCells | None
+) -> Frame:
+    """The cells of the next round, from released values: k-means of draws, or moved centres.
+
+    A Lloyd cell moves only where its noisy count is above its noise and `least_count`.
+    Raises PlanError for a plan without cells.
     """
-    planned = lock.stage_slots("moments")
-    if close and any(slot.id in spender.state.settled for slot in planned):
-        spender.close()
-    return tuple(spender.release_slot(name) for name in dict.fromkeys(s.release for s in planned))
-
-
-def blocks_of(slots: Sequence[Slot], radius: float) -> Blocks:
-    """Scales of the released blocks, from the slots' declared statistics and noise.
-
-    Raises:
-        PlanError: statistics that are not a moment release, or noise out of range.
-    """
-    stds = [slot.noise_std for slot in slots]
-    match [slot.statistic for slot in slots]:
-        case [ClassMoments() as joint]:
-            scales = (stds[0] / joint.count, stds[0] / joint.sum, stds[0] / joint.second)
-        case [PaperClassSums(), PaperSecondMoment() as second]:
-            # Released are (n, S / 2R) and M / (N R^2); both are scaled back to plain sums.
-            scales = (stds[0], 2 * stds[0], second.capacity * stds[1])
-        case _:
-            raise PlanError("the lock's moments stage is not a release that this version knows")
-    count, total, second_std = (scale * _UP for scale in scales)
-    code = 2.0**CODE_BITS  # whole numbers in one clip radius
-    square = code**2
-    blocks = Blocks(
-        counts=Block(1.0, count),
-        sums=Block(radius / code, total * code),
-        diagonal=Block(radius**2 / square, second_std * square),
-        off_diagonal=Block(radius**2 / square, second_std * square / math.sqrt(2)),
-    )
-    for block in (blocks.counts, blocks.sums, blocks.diagonal, blocks.off_diagonal):
-        block.check()
-    return blocks
+    rounds = rounds_of(plan)
+    if rounds is None:
+        raise PlanError("this plan declares no cells", hint="declare stages.moments.cells")
+    gaussians, radius, seed = estimate(moments, settings), moments.radius, plan.public_seed
+    if before is None:
+        cells = public_centres.cells_by_class(
+            moments.counts, moments.count_std, most=rounds.most, capacity=plan.private.capacity
+        )
+        centres, used = public_centres.first_centres(
+            gaussians, cells, radius, seed, most=rounds.most
+        )
+    else:
+        least = max(settings.least_count, before.count_std)
+        centres, used = public_centres.moved_centres(before, least), before.used
+    rho = public_centres.residual_radius(gaussians, centres, used, radius, seed + 1)
+    return frame_of(centres, used, radius=rho, clip=radius)
 
 
 def add_noise(
     exact: ExactSums, blocks: Blocks, covariance: str, radius: float, noise: NoiseSource
 ) -> ReleasedMoments:
-    """The mechanism itself: discrete Gaussian noise on exact sums, fresh for every entry."""
+    """The class round's mechanism: discrete Gaussian noise on exact sums, fresh for every entry."""
     seconds = exact.seconds if covariance == "class" else exact.seconds.sum(axis=0, keepdims=True)
+    noisy = blocks.release(ExactSums(exact.counts, exact.sums, seconds), noise)
+    if noisy.seconds is None:
+        raise PlanError("the lock's first round releases no second moment")
     return ReleasedMoments(
-        counts=blocks.counts.release(exact.counts, noise),
-        sums=blocks.sums.release(exact.sums, noise),
-        seconds=_symmetric(seconds, blocks, noise),
+        counts=noisy.counts,
+        sums=noisy.sums,
+        seconds=noisy.seconds,
         count_std=blocks.counts.real_std,
         sum_std=blocks.sums.real_std,
-        second_std=blocks.diagonal.real_std,
+        second_std=blocks.second_std,
         radius=radius,
         covariance=covariance,
     )
 
 
-def _symmetric(
-    seconds: NDArray[np.object_], blocks: Blocks, noise: NoiseSource
-) -> NDArray[np.float64]:
-    """Noise on the upper triangle alone, mirrored: the lower one repeats what was released."""
-    dim = seconds.shape[-1]
-    corner = np.arange(dim)
-    row, column = np.triu_indices(dim, k=1)
-    released = np.zeros(seconds.shape)
-    released[:, corner, corner] = blocks.diagonal.release(seconds[:, corner, corner], noise)
-    upper = blocks.off_diagonal.release(seconds[:, row, column], noise)
-    released[:, row, column] = released[:, column, row] = upper
-    return released
-
-
-def _summary(moments: ReleasedMoments, slots: Sequence[Slot]) -> dict[str, Any]:
+def _summary(
+    moments: ReleasedMoments, cells: dict[Round, ReleasedCells], session: Session
+) -> dict[str, Any]:
+    """Declared and released values; `slots` are those charged now, `rounds` all that there are."""
+    first = session.rounds[0]
+    rounds = {first.name: {"released": first.file, **_noise(moments)}}
+    rounds |= {made.name: {"released": made.file, **_noise(found)} for made, found in cells.items()}
     return {
         "released": NAME,
-        "slots": [slot.name for slot in slots],
+        "slots": session.charged,
         "classes": moments.classes,
         "dim": moments.dim,
         "covariance": moments.covariance,
-        "count_std": moments.count_std,
-        "sum_std": moments.sum_std,
-        "second_std": moments.second_std,
+        **{key: value for key, value in _noise(moments).items() if key != "radius"},
+        "rounds": rounds,
     }
+
+
+def _noise(released: ReleasedMoments | ReleasedCells) -> dict[str, Any]:
+    names = ("count_std", "sum_std", "second_std", "radius")
+    return {name: getattr(released, name) for name in names}

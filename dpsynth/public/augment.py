@@ -8,9 +8,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dpsynth.models.deform import deform
+from dpsynth.planning.schema import Autoencoder
+
+DEFORM_SHARE = 0.8
 STROKE_SHARE = 0.7
 AFFINE_SHARE = 0.7
 LEAST_SIDE = 16  # below, a gradient over 3 by 3 pixels blurs a glyph instead of outlining it
+
+
+def seen(images: Tensor, settings: Autoencoder, source: torch.Generator) -> Tensor:
+    """Images as training sees them, (n, C, H, W) in [0, 1]: deformed where the plan says so.
+
+    With `deform` above 0 that deformation takes the place of the affine map and of strokes.
+    """
+    if settings.deform > 0:
+        deformed = deform(images, settings.deform, source)
+        return _some(DEFORM_SHARE, images, deformed, source)
+    return augment(images, strokes=settings.strokes, source=source)
 
 
 def augment(images: Tensor, *, strokes: bool, source: torch.Generator) -> Tensor:

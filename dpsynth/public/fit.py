@@ -14,7 +14,7 @@ from dpsynth.models.autoencoder import (
 )
 from dpsynth.models.seeding import batches, generator, seeded_initialisation
 from dpsynth.planning.schema import Autoencoder, ImageShape, Representation
-from dpsynth.public.augment import augment
+from dpsynth.public.augment import seen
 
 WARM_UP = 0.15
 
@@ -51,7 +51,7 @@ def fit_autoencoder(
     data = torch.from_numpy(images)
     for _ in range(options.epochs):
         for index in batches(len(images), options.batch, source):
-            batch = augment(pixels(data[index]), strokes=options.strokes, source=source)
+            batch = seen(pixels(data[index]), options, source)
             _step(model, batch, options.latent_noise, optimiser, source)
             schedule.step()
             advance()

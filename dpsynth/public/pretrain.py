@@ -27,14 +27,15 @@ from dpsynth.artifacts.sheet import contact_sheet
 from dpsynth.artifacts.tensors import load_tensors
 from dpsynth.console import note, progress
 from dpsynth.errors import BudgetError, DpsynthError
-from dpsynth.models.autoencoder import pixels
+from dpsynth.models.autoencoder import as_bytes, pixels
 from dpsynth.models.field import AnalyticField
+from dpsynth.models.finish import gain_for
 from dpsynth.models.seeding import generator
 from dpsynth.models.velocity import save_velocity
 from dpsynth.planning.schema import Moments, Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public import calibrate
-from dpsynth.public.augment import augment
+from dpsynth.public.augment import seen
 from dpsynth.public.fit import autoencoder_steps, fit_autoencoder
 from dpsynth.public.geometry import fit_pca
 from dpsynth.public.prior import fit_prior
@@ -53,6 +54,7 @@ from dpsynth.public.sources import PublicImages, read_public
 PRIOR, TAU_PLOT, SHEET = "prior.safetensors", "tau.png", "reconstructions.png"
 FORMAT = "dpsynth-calibration-1"
 SHEET_IMAGES = 16
+SHARPEN_IMAGES = 5_000
 _PART = 2_000
 # Part of every recipe: raise it when the same settings give another result.
 _VERSION = 1
@@ -102,7 +104,7 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
     wide = torch.cat([codes, representation.encode(augmented)])
     labels = torch.from_numpy(job.public.labels)
     _prior_stage(job, wide, labels.repeat(2), geometry_hash)
-    facts = _calibration_stage(job, codes, wide, labels, geometry_hash)
+    facts = _calibration_stage(job, representation, codes, wide, labels)
     _sheet(job, representation, augmented)
     return facts
 
@@ -160,14 +162,20 @@ def _prior_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -
 
 
 def _calibration_stage(
-    job: _Job, codes: Tensor, wide: Tensor, labels: Tensor, geometry_hash: str
+    job: _Job,
+    representation: Representation,
+    codes: Tensor,
+    wide: Tensor,
+    labels: Tensor,
 ) -> dict[str, Any]:
-    """Radius and tau. `wide` adds the augmented copies to `codes`.
+    """Radius, tau and, where the plan asks, the sharpening gain.
 
-    The radius is read from `wide`: private codes may be longer than plain public ones, and a
-    radius below them distorts every record, where one too large only adds noise.
+    `wide` adds the augmented copies to `codes`. The radius is read from it: private codes may be
+    longer than plain public ones, and a radius below them distorts every record, where one too
+    large only adds noise.
     """
     path = job.run.public / CALIBRATION
+    geometry_hash = sha256_file(job.run.public / GEOMETRY)
     prior_hash = sha256_file(job.run.public / PRIOR)
     settings = _moments(job.plan)
     quantile = job.plan.representation.clip_quantile
@@ -192,6 +200,8 @@ def _calibration_stage(
         "prior_sha256": prior_hash,
         "sources": [source.to_json() for source in job.public.sources],
     }
+    if job.plan.sampling.sharpen == "public":
+        facts["sharpen_gain"] = _sharpen_gain(job, representation, codes)
     write_json(path, facts)
     return facts
 
@@ -210,16 +220,23 @@ def _tau(
     return curve, calibrate.knee(np.array(curve.t), np.array(curve.weighted))
 
 
+def _sharpen_gain(job: _Job, representation: Representation, codes: Tensor) -> float:
+    """The gain that gives decoded public images the gradient energy of the originals."""
+    source = generator(job.plan.public_seed + 4)
+    chosen = torch.randperm(len(codes), generator=source)[:SHARPEN_IMAGES]
+    originals = pixels(torch.from_numpy(job.public.images)[chosen])
+    return gain_for(representation.decode_pixels(codes[chosen]).float(), originals)
+
+
 def _augmented(job: _Job) -> NDArray[np.uint8]:
-    """One altered copy of every public image: strokes for most, unless the plan says no."""
+    """One altered copy of every public image, as the autoencoder's training sees it."""
     source = generator(job.plan.public_seed + 3)
-    strokes = job.plan.representation.autoencoder.strokes
+    settings = job.plan.representation.autoencoder
     images, parts = torch.from_numpy(job.public.images), []
     for start in range(0, len(images), _PART):
         part = pixels(images[start : start + _PART])
-        altered = augment(part, strokes=strokes, source=source)
-        parts.append(altered.mul(255.0).round().to(torch.uint8))
-    return torch.cat(parts).permute(0, 2, 3, 1).contiguous().numpy()
+        parts.append(as_bytes(seen(part, settings, source)))
+    return np.concatenate(parts)
 
 
 def _sheet(job: _Job, representation: Representation, augmented: NDArray[np.uint8]) -> None:
@@ -234,8 +251,9 @@ def _sheet(job: _Job, representation: Representation, augmented: NDArray[np.uint
 
 
 def _geometry_recipe(job: _Job) -> str:
-    settings = job.plan.representation.model_dump(exclude={"clip_quantile"})
-    return job.recipe("representation", settings)
+    # As the plan's hash sees it: a later key at its default leaves older recipes as they are.
+    settings = job.plan.facts()["representation"]
+    return job.recipe("representation", {k: v for k, v in settings.items() if k != "clip_quantile"})
 
 
 def _prior_recipe(job: _Job, geometry_hash: str) -> str:
@@ -247,7 +265,8 @@ def _prior_recipe(job: _Job, geometry_hash: str) -> str:
 def _calibration_recipe(job: _Job, geometry_hash: str, prior_hash: str) -> str:
     settings = _moments(job.plan).model_dump(include={"covariance", "rank", "floor"})
     quantile = job.plan.representation.clip_quantile
-    return job.recipe("calibration", settings, quantile, geometry_hash, prior_hash)
+    later = ["sharpen"] if job.plan.sampling.sharpen == "public" else []
+    return job.recipe("calibration", settings, quantile, geometry_hash, prior_hash, *later)
 
 
 def _moments(plan: Plan) -> Moments:

@@ -18,7 +18,7 @@ from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import MissingError, UsageError, typed
-from dpsynth.models.autoencoder import ConvAutoencoder, build_autoencoder, pixels
+from dpsynth.models.autoencoder import ConvAutoencoder, as_bytes, build_autoencoder, pixels
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.public.geometry import PcaCodec
@@ -120,12 +120,14 @@ class Representation:
 
     def decode(self, codes: Tensor) -> NDArray[np.uint8]:
         """Images (n, H, W, C) of codes (n, d), rounded and clipped to bytes."""
+        return as_bytes(self.decode_pixels(codes))
+
+    def decode_pixels(self, codes: Tensor) -> Tensor:
+        """Images (n, C, H, W) in [0, 1] of codes (n, d), in the codec's own precision."""
         if codes.ndim != 2 or codes.shape[1] != self.dim:
             raise UsageError(f"decode got {tuple(codes.shape)}, expected codes (n, {self.dim})")
         raw = codes.detach().cpu().double() * self.scale + torch.from_numpy(self.mean)
-        values = self.codec.decode(raw).mul(255.0).round().clamp(0.0, 255.0)
-        images: NDArray[np.uint8] = values.to(torch.uint8).contiguous().numpy()
-        return images
+        return self.codec.decode(raw).clamp(0.0, 1.0).permute(0, 3, 1, 2)
 
     def _whiten(self, image: NDArray[np.uint8]) -> NDArray[np.float64]:
         return (self.codec.encode_one(image) - self.mean) / self.scale

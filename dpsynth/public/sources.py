@@ -60,7 +60,8 @@ def read_public(plan: Plan) -> PublicImages:
 
 def _read_one(source: Source, shape: ImageShape) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     # Letters have no size of their own: they are drawn at the plan's.
-    reader = open_source(source, None, shape if source.kind == "letters" else None)
+    drawn = source.kind in {"letters", "glyphs"}
+    reader = open_source(source, None, shape if drawn else None)
     missing = [path for path in reader.files() if not path.exists()]
     if missing:
         raise MissingError(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dpsynth.planning.schema import (
     DigitsSource,
     FolderSource,
+    GlyphsSource,
     IdxSource,
     ImageShape,
     LettersSource,
@@ -53,3 +54,7 @@ def open_source(
             from dpsynth.readers.builtin import LettersReader
 
             return LettersReader(source, names, image)
+        case GlyphsSource():
+            from dpsynth.readers.builtin import GlyphsReader
+
+            return GlyphsReader(source, names, image)

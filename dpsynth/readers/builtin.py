@@ -1,4 +1,4 @@
-"""Images that come with installed packages: scikit-learn's digits, matplotlib's letters."""
+"""Images that come with installed packages: scikit-learn's digits, letters of matplotlib."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from dpsynth.errors import MissingError
-from dpsynth.planning.schema import ImageShape, LettersSource
-from dpsynth.readers.records import BadRecord, Item, Record, check_label, check_shape
+from dpsynth.planning.schema import GlyphsSource, ImageShape, LettersSource
+from dpsynth.readers.records import BadRecord, Image, Item, Record, check_label, check_shape
 
 INSTALL_HINT = 'pip install -e ".[torch]"'
 
@@ -53,7 +53,10 @@ class LettersReader(_BuiltIn):
     """Rendered letters, drawn at the declared shape (28x28 grey without one)."""
 
     def __init__(
-        self, source: LettersSource, classes: tuple[str, ...] | None, image: ImageShape | None
+        self,
+        source: LettersSource | GlyphsSource,
+        classes: tuple[str, ...] | None,
+        image: ImageShape | None,
     ) -> None:
         self._source, self._declared = source, classes
         self._image = image or ImageShape(height=28, width=28)
@@ -64,9 +67,27 @@ class LettersReader(_BuiltIn):
         Raises:
             MissingError: matplotlib or Pillow is not installed.
         """
-        from dpsynth.readers.letters import render
-
-        letters = render(self._source.count, self._source.seed, self._image)
-        for number, (image, label) in enumerate(letters):
+        for number, (image, label) in enumerate(self._rendered()):
             reason = check_label(label, self._declared)
             yield BadRecord(f"letter {number}", reason) if reason else Record(image, label)
+
+    def _rendered(self) -> Iterator[tuple[Image, int]]:
+        from dpsynth.readers.letters import render
+
+        return render(self._source.count, self._source.seed, self._image)
+
+
+class GlyphsReader(LettersReader):
+    """The same letters under stronger jitter: affine, elastic and of the strokes' thickness."""
+
+    def __init__(
+        self, source: GlyphsSource, classes: tuple[str, ...] | None, image: ImageShape | None
+    ) -> None:
+        super().__init__(source, classes, image)
+        self._digit_like = source.digit_like
+
+    def _rendered(self) -> Iterator[tuple[Image, int]]:
+        from dpsynth.readers.letters import glyphs, render
+
+        style = glyphs(self._digit_like)
+        return render(self._source.count, self._source.seed, self._image, style)

@@ -1,7 +1,8 @@
 """Letters drawn from the fonts that ship with matplotlib, under random jitter.
 
-Public data: a fixed seed is meant, so that everyone gets the same images. The letters that look
-like digits (o, O, l, I) are left out, so that no digit is taught by its shape.
+Public data: a fixed seed is meant, so that everyone gets the same images. Two sources draw from
+here: `letters`, and `glyphs` with stronger jitter and fewer letters. Both leave out letters that
+look like digits, so that no digit is taught by its shape.
 
 Each glyph is kept as its signed distance to the outline, so that one lookup gives any stroke
 width, antialiased, at any size.
@@ -10,7 +11,7 @@ width, antialiased, at any size.
 import math
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,10 @@ FACES = (
     "cmtt10",
 )
 LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "oOlI")
+# Letters that a slack hand, or the jitter, turns into a digit: O o Q D 0, I l 1, Z z 2, S s 5,
+# B 8, b G 6, g q 9. Also i, j and J: but for dot and hook they are the stroke of a 1; by the
+# correlation of blurred shapes only l, I and S are nearer to a digit of the same faces.
+DIGIT_LIKE = "OoQDIlZzSsBbGgqiJj"
 # Height in pixels of each glyph's master drawing, and the margin around it.
 MASTER, MARGIN = 64, 16
 
@@ -57,6 +62,7 @@ class Jitter:
     shear: float = 0.3
     shift: float = 0.03
     wobble: float = 0.05
+    elastic: float = 0.0
     stroke: tuple[float, float] = (0.1, 0.22)
 
 
@@ -64,6 +70,31 @@ USUAL = Jitter()
 # Images too small for a margin are cropped to strokes that all but fill a pixel, as scanned
 # digits of 8x8 are.
 TINY = Jitter(size=(0.95, 1.12), width=0.8, stroke=(0.16, 0.3))
+# Further than any font goes; the elastic field stands in the wave's place.
+BENT = Jitter(aspect=(0.7, 1.4), rotation=0.25, shear=0.35, shift=0.04, wobble=0, elastic=0.035)
+
+
+@dataclass(frozen=True)
+class Style:
+    """What a source draws: which letters, and their jitter on usual and on tiny images."""
+
+    letters: str
+    usual: Jitter
+    tiny: Jitter
+
+
+PLAIN = Style(LETTERS, USUAL, TINY)
+# Knots of the elastic field along each axis, as in `models.deform`.
+KNOTS = 5
+
+
+def glyphs(digit_like: bool) -> Style:
+    """The style of the glyphs source; `digit_like` keeps the letters that look like digits."""
+    return Style(
+        "".join(x for x in string.ascii_letters if digit_like or x not in DIGIT_LIKE),
+        replace(BENT, stroke=(0.09, 0.25)),
+        replace(BENT, size=TINY.size, width=TINY.width, stroke=(0.14, 0.32)),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +107,9 @@ class Glyph:
     half_stroke: float
 
 
-def render(count: int, seed: int, shape: ImageShape) -> Iterator[tuple[Image, int]]:
+def render(
+    count: int, seed: int, shape: ImageShape, style: Style = PLAIN
+) -> Iterator[tuple[Image, int]]:
     """Draw `count` letters, white on black, uint8 (H, W, C), each with its class 0..25.
 
     The same arguments give the same images under the same matplotlib and Pillow.
@@ -85,10 +118,10 @@ def render(count: int, seed: int, shape: ImageShape) -> Iterator[tuple[Image, in
         MissingError: matplotlib, Pillow or SciPy is not installed.
     """
     generator = np.random.default_rng(seed)
-    jitter = TINY if shape.height < 16 else USUAL
+    jitter = style.tiny if shape.height < 16 else style.usual
     for _ in range(count):
         face = FACES[int(generator.integers(len(FACES)))]
-        letter = LETTERS[int(generator.integers(len(LETTERS)))]
+        letter = style.letters[int(generator.integers(len(style.letters)))]
         grey = _draw(_glyph(face, letter), shape, jitter, generator)
         image = np.repeat(grey[:, :, None], shape.channels, axis=2)
         yield image, string.ascii_lowercase.index(letter.lower())
@@ -106,6 +139,8 @@ def _draw(
     shift = generator.uniform(-jitter.shift, jitter.shift, 2) * shape.height
     points = matrix @ np.stack([rows + shift[0], columns + shift[1]])
     points += _wobble(points, jitter.wobble * MASTER, generator)
+    if jitter.elastic:
+        points += _elastic(shape, fine, jitter.elastic * shape.height * pixel, generator)
     centre = np.array(glyph.distance.shape)[:, None] / 2 - 0.5
     distance = map_coordinates(glyph.distance, points + centre, order=1, mode="nearest")
     target = generator.uniform(*jitter.stroke) * MASTER / 2
@@ -140,6 +175,22 @@ def _wobble(points: Field, size: float, generator: np.random.Generator) -> Field
     waves = generator.uniform(0.6, 1.4, (2, 2)) * (math.pi / MASTER)
     phases = generator.uniform(0, 2 * math.pi, (2, 1))
     return np.asarray(generator.uniform(-size, size, (2, 1)) * np.sin(waves @ points + phases))
+
+
+def _elastic(shape: ImageShape, fine: int, size: float, generator: np.random.Generator) -> Field:
+    """A smooth random field (2, m) over the fine grid, normal of std `size` at its knots."""
+    knots = generator.normal(0, size, (2, KNOTS, KNOTS))
+    rows, columns = _spline(shape.height * fine), _spline(shape.width * fine)
+    return np.asarray(rows @ knots @ columns.T).reshape(2, -1)
+
+
+@cache
+def _spline(points: int) -> Field:
+    """Weights (points, KNOTS) of the cubic spline through evenly spaced knots."""
+    from scipy.interpolate import CubicSpline
+
+    weights = CubicSpline(np.linspace(0, 1, KNOTS), np.eye(KNOTS))
+    return np.asarray(weights((np.arange(points) + 0.5) / points))
 
 
 @cache

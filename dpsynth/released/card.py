@@ -3,11 +3,12 @@
 Its builder takes the lock, the transcript and what lies in `released/`, and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dpsynth.accounting.compose import epsilon
 from dpsynth.accounting.events import Event
+from dpsynth.artifacts.cells import MOST_LLOYD, lloyd_name
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.transcript import Transcript
 
@@ -19,11 +20,17 @@ PUBLIC_DEMO = (
 
 FILES = {
     "moments.safetensors": "noisy counts, sums and second moments of codes by class",
+    **{
+        lloyd_name(number): f"noisy counts and sums by cell, round {number} of moving the centres"
+        for number in range(1, MOST_LLOYD + 1)
+    },
+    "cells.safetensors": "noisy counts, sums and second moments by cell inside each class",
     "distilled.safetensors": "velocity model taught from those moments and public data",
     "model.safetensors": "velocity model after DP-SGD on the private records",
     "public/geometry.safetensors": "public encoder and decoder between images and codes",
     "public/calibration.json": "public calibrations: clip radius, tau",
     "contact-sheet.png": "synthetic images of every class",
+    "contact-sheet-plain.png": "the same without augmentation",
 }
 
 
@@ -100,7 +107,9 @@ def _spending(lock: Lock, transcript: Transcript) -> str:
     rows = ["| mechanism | charges | noise / sensitivity | rate | steps | epsilon alone |"]
     rows.append("| --- | --- | --- | --- | --- | --- |")
     stages = dict.fromkeys(slot.stage for slot in charged)
-    rows += [_row(lock, stage, [s for s in charged if s.stage == stage]) for stage in stages]
+    for stage in stages:
+        mine = [slot for slot in charged if slot.stage == stage]
+        rows += [_row(lock, stage, mine), *_round_rows(stage, mine)]
     lost = [slot for slot in charged if slot.id not in settled]
     note = f"\n\n{len(lost)} charge(s) were lost to a crash and count as spent." if lost else ""
     if not charged:
@@ -111,12 +120,27 @@ def _spending(lock: Lock, transcript: Transcript) -> str:
 def _row(lock: Lock, stage: str, slots: Sequence[Slot]) -> str:
     multipliers = sorted({_multiplier(slot.event()) for slot in slots})
     noise = ", ".join(f"{value:.4g}" for value in multipliers[:3])
+    if _round_rows(stage, slots):
+        noise = "by round"
     rates = sorted({slot.rate for slot in slots if slot.rate is not None})
     steps = sum(slot.steps or 0 for slot in slots)
     return (
         f"| {stage} | {len(slots)} | {noise} | {', '.join(f'{r:g}' for r in rates) or '-'} | "
         f"{steps or '-'} | {_composed(lock, slots):.4f} |"
     )
+
+
+def _round_rows(stage: str, slots: Sequence[Slot]) -> list[str]:
+    """One row a round where the stage released several; epsilon is what they compose to."""
+    releases = list(dict.fromkeys(slot.release for slot in slots))
+    if stage == "train" or len(releases) < 2:
+        return []
+    rows = []
+    for name in releases:
+        mine = [slot for slot in slots if slot.release == name]
+        noise = _multiplier(mine[0].event())
+        rows.append(f"| - {name} | {len(mine)} | {noise:.4g} | - | - | - |")
+    return rows
 
 
 def _multiplier(event: Event) -> float:
@@ -190,10 +214,7 @@ def _noise(lock: Lock) -> str:
 def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[str]) -> str:
     rows = [f"- `{name}`: {what}." for name, what in FILES.items() if name in files]
     for folder, summary in sorted(samples.items()):
-        origin = summary.get("origin", {})
-        how = ", ".join(
-            f"{key} {origin[key]}" for key in ("model", "steps", "guidance") if key in origin
-        )
+        how = ", ".join(_how_made(summary.get("origin", {})))
         rows.append(f"- `{folder}/`: {summary['count']:,} images ({how}).")
     versions = ", ".join(f"{name} {version}" for name, version in sorted(lock.versions.items()))
     if not samples:
@@ -204,6 +225,19 @@ def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[st
         f"{text}\n\nClasses: {', '.join(lock.facts['private']['classes'])}. "
         f"Every file and its SHA-256: `manifest.json`. Made with {versions}.",
     )
+
+
+def _how_made(origin: dict[str, Any]) -> Iterator[str]:
+    """What samples were drawn from, and how the decoded images were finished."""
+    yield from (f"{key} {origin[key]}" for key in ("model", "steps", "guidance") if key in origin)
+    if "sharpen" in origin:
+        yield f"sharpened by an unsharp mask of gain {origin['sharpen']:.3g}"
+    if "augment" in origin:
+        how = origin["augment"]
+        yield (
+            f"augmented: each image turned by up to {how['rotation']:g} degrees, scaled by up to "
+            f"{how['scale']:.3g} of its size and shifted by up to {how['shift']:.3g} of its side"
+        )
 
 
 def _verify(transcript: Transcript) -> str:

@@ -1,7 +1,7 @@
 """Distillation: teach the public prior the released analytic field (StraightDP section 3.1).
 
 Post-processing of the moment release: no private record is read. Inputs are x_t = (1 - t) xi + t z
-with z drawn from the released Gaussians themselves, so that the student learns the field where its
+with z drawn from the released mixtures themselves, so that the student learns the field where its
 own sampler will go. For t up to the horizon the teacher is the field, equation 3 for a class and
 equation 4 for the null label; above it, the untouched prior (the paper replays public images there;
 the prior is what remains of them in a run folder).
@@ -25,7 +25,7 @@ from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import load_velocity, save_velocity
 from dpsynth.planning.schema import Distillation, Plan
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.released.gaussians import ReleasedGaussians, load_gaussians
+from dpsynth.released.gaussians import ReleasedMixture, load_mixture
 
 NULL_SHARE = 0.25
 """Share of inputs that teach the null branch: guidance leans on it as much as on the classes."""
@@ -54,7 +54,7 @@ def distill(verified: VerifiedPlan) -> dict[str, Any]:
     prior = run.public / "prior.safetensors"
     if not prior.exists():
         raise MissingError("the public prior is missing", hint="dpsynth pretrain RUN")
-    gaussians, moments_hash = load_gaussians(run, plan)
+    mixture, moments_hash = load_mixture(run, plan)
     horizon = _horizon(settings, run)
     made_of = {
         "moments_sha256": moments_hash,
@@ -65,13 +65,13 @@ def distill(verified: VerifiedPlan) -> dict[str, Any]:
     }
     path = distilled_path(run)
     facts = {"file": f"released/{path.name}", "horizon": horizon, "steps": settings.steps}
-    if _is_done(path, plan, gaussians.dim, made_of):
+    if _is_done(path, plan, mixture.dim, made_of):
         note("distillation: already done for this release")
         return {**facts, "sha256": sha256_file(path)}
-    student, _ = load_velocity(prior, plan.velocity, gaussians.dim, gaussians.classes)
-    teacher, _ = load_velocity(prior, plan.velocity, gaussians.dim, gaussians.classes)
+    student, _ = load_velocity(prior, plan.velocity, mixture.dim, mixture.classes)
+    teacher, _ = load_velocity(prior, plan.velocity, mixture.dim, mixture.classes)
     averaged = teach(
-        student, teacher, gaussians, settings, horizon=horizon, source=generator(plan.public_seed)
+        student, teacher, mixture, settings, horizon=horizon, source=generator(plan.public_seed)
     )
     save_velocity(averaged, path, plan.velocity, room="released", **made_of)
     return {**facts, "sha256": sha256_file(path)}
@@ -80,7 +80,7 @@ def distill(verified: VerifiedPlan) -> dict[str, Any]:
 def teach(
     student: nn.Module,
     prior: nn.Module,
-    gaussians: ReleasedGaussians,
+    mixture: ReleasedMixture,
     settings: Distillation,
     *,
     horizon: float,
@@ -93,8 +93,8 @@ def teach(
     student.train()
     with one_thread(), progress("distillation", settings.steps) as bar:
         for step in range(settings.steps):
-            inputs = _inputs(gaussians, settings.batch, source)
-            target = _target(gaussians, prior, horizon, inputs)
+            inputs = _inputs(mixture, settings.batch, source)
+            target = _target(mixture, prior, horizon, inputs)
             optimiser.zero_grad()
             (student(*inputs) - target).square().mean().backward()
             nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -112,25 +112,25 @@ def _follow(averaged: nn.Module, student: nn.Module, decay: float) -> None:
 
 
 def _inputs(
-    gaussians: ReleasedGaussians, batch: int, source: torch.Generator
+    mixture: ReleasedMixture, batch: int, source: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_t (B, d), t (B,), labels (B,), some of them null; every class equally often."""
-    classes = torch.randint(gaussians.classes, (batch,), generator=source)
-    codes = gaussians.draw(classes, source)
+    classes = torch.randint(mixture.classes, (batch,), generator=source)
+    codes = mixture.draw(classes, source)
     noise = torch.randn(codes.shape, generator=source)
     t = torch.rand(batch, generator=source)
-    labels = drop_labels(classes, NULL_SHARE, gaussians.classes, source)
+    labels = drop_labels(classes, NULL_SHARE, mixture.classes, source)
     return interpolate(codes, noise, t), t, labels
 
 
 def _target(
-    gaussians: ReleasedGaussians,
+    mixture: ReleasedMixture,
     prior: nn.Module,
     horizon: float,
     at: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:
     """Teacher's velocity (B, d) at x (B, d), t (B,), labels (B,)."""
-    field = gaussians.field(*at)
+    field = mixture.field(*at)
     if horizon >= 1.0:
         return field
     with torch.no_grad():

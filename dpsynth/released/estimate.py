@@ -25,6 +25,30 @@ class ClassGaussians:
     covariances: Array
 
 
+@dataclass(frozen=True)
+class ClassMixtures:
+    """A Gaussian mixture for each class: what is drawn from, and what the field is made of.
+
+    weights (Y,), positive, that sum to one; shares (Y, K), rows that sum to one, zero for an unused
+    cell; means (Y, K, d); covariances (Y, K, d, d), positive definite also where the share is zero.
+    """
+
+    weights: Array
+    shares: Array
+    means: Array
+    covariances: Array
+
+
+def as_mixtures(gaussians: ClassGaussians) -> ClassMixtures:
+    """The same distribution as mixtures of one Gaussian each (K = 1)."""
+    return ClassMixtures(
+        gaussians.weights,
+        np.ones((len(gaussians.weights), 1)),
+        gaussians.means[:, None],
+        gaussians.covariances[:, None],
+    )
+
+
 def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
     """Gaussians of every declared class; finite and positive definite for any noise."""
     moments.check()

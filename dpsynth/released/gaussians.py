@@ -1,4 +1,4 @@
-"""The released class Gaussians as torch values: draws from them, and their analytic field."""
+"""The released Gaussian mixtures as torch values: draws from them, and their analytic field."""
 
 from pathlib import Path
 
@@ -10,27 +10,46 @@ from dpsynth.artifacts.moments import load_moments
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.field import AnalyticField
-from dpsynth.planning.schema import Plan
-from dpsynth.released.estimate import ClassGaussians, estimate
+from dpsynth.planning.schema import Moments, Plan
+from dpsynth.released.estimate import ClassMixtures, as_mixtures, estimate
 
 
-class ReleasedGaussians:
-    """N(mu_y, Sigma_y) for each class y, estimated from the released moments alone."""
+class ReleasedMixture:
+    """sum_k s_yk N(mu_yk, Sigma_yk) for each class y, estimated from what was released alone.
 
-    def __init__(self, gaussians: ClassGaussians) -> None:
-        self.weights = torch.from_numpy(gaussians.weights).float()
-        self.means = torch.from_numpy(gaussians.means).float()
-        covariances = torch.from_numpy(gaussians.covariances).double()
-        self.classes, self.dim = self.means.shape
-        self.field = AnalyticField(self.weights, self.means, covariances)
+    `weights` (Y,) are the classes'; `field` is the velocity field of all of them together.
+    """
+
+    def __init__(self, mixtures: ClassMixtures) -> None:
+        means = torch.from_numpy(mixtures.means).float()
+        self.classes, self._cells, self.dim = means.shape
+        self._means = means.flatten(0, 1)  # component y K + k of class y
+        self.weights = torch.from_numpy(mixtures.weights).float()
+        joint = torch.from_numpy(mixtures.weights[:, None] * mixtures.shares).flatten()
+        covariances = torch.from_numpy(mixtures.covariances).double().flatten(0, 1)
+        owners = torch.arange(self.classes).repeat_interleave(self._cells)
+        self.field = AnalyticField(
+            joint.float(), self._means, covariances, owners=None if self._cells == 1 else owners
+        )
         values, basis = torch.linalg.eigh(covariances)
-        roots = (basis * values.clamp(min=0).sqrt()[:, None]).float()  # U_y Lambda_y^(1/2)
-        self._roots = roots.expand(self.classes, self.dim, self.dim)
+        self._roots = (basis * values.clamp(min=0).sqrt()[:, None]).float()  # U Lambda^(1/2)
+        reached = torch.from_numpy(mixtures.shares).double().cumsum(1)
+        self._reached = reached / reached[:, -1:]  # (Y, K): shares up to each cell, ending at 1
 
     def draw(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """One code for each label (B,): (B, d)."""
+        components = self._components(labels, generator)
         normal = torch.randn(len(labels), self.dim, generator=generator)
-        return self.means[labels] + torch.einsum("bde,be->bd", self._roots[labels], normal)
+        return self._means[components] + torch.einsum("bde,be->bd", self._roots[components], normal)
+
+    def _components(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """One of each label's own components (B,), by their shares; never one without a share."""
+        if self._cells == 1:  # no coin: a draw of one Gaussian a class stays what it was
+            return labels
+        coins = torch.rand(len(labels), 1, generator=generator, dtype=torch.float64)
+        # The first cell whose cumulative share exceeds the coin: an empty one adds nothing to it.
+        cells: Tensor = torch.searchsorted(self._reached[labels], coins, right=True)[:, 0]
+        return labels * self._cells + cells
 
 
 def moments_path(run: RunDir) -> Path:
@@ -38,8 +57,8 @@ def moments_path(run: RunDir) -> Path:
     return run.released / "moments.safetensors"
 
 
-def load_gaussians(run: RunDir, plan: Plan) -> tuple[ReleasedGaussians, str]:
-    """The released Gaussians, and the SHA-256 of the release that they come from.
+def load_mixture(run: RunDir, plan: Plan) -> tuple[ReleasedMixture, str]:
+    """The released mixtures, and the SHA-256 of the release that they come from.
 
     Raises:
         MissingError: the moments were not released yet.
@@ -47,7 +66,16 @@ def load_gaussians(run: RunDir, plan: Plan) -> tuple[ReleasedGaussians, str]:
     """
     if plan.stages.moments is None:
         raise UsageError("the plan has no moments stage", hint="declare stages.moments in the plan")
-    path = moments_path(run)
-    if not path.exists():
+    if not moments_path(run).exists():
         raise MissingError("no moments were released yet", hint="dpsynth release-moments RUN")
-    return ReleasedGaussians(estimate(load_moments(path), plan.stages.moments)), sha256_file(path)
+    mixtures, digest = _estimated(run, plan.stages.moments)
+    return ReleasedMixture(mixtures), digest
+
+
+def _estimated(run: RunDir, settings: Moments) -> tuple[ClassMixtures, str]:
+    """What the released files say of every class, and their SHA-256."""
+    if settings.cells is not None:
+        # Class moments alone are not what such a plan declares: never stand in for its cells.
+        raise UsageError("the plan's cells cannot be estimated yet")
+    path = moments_path(run)
+    return as_mixtures(estimate(load_moments(path), settings)), sha256_file(path)

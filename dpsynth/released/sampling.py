@@ -8,15 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.samples import SamplesWriter, read_samples, read_summary
+from dpsynth.artifacts.samples import PLAIN, SamplesWriter, read_samples, read_summary
 from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
 from dpsynth.console import note, progress
 from dpsynth.errors import MissingError, UsageError
+from dpsynth.models.autoencoder import as_bytes
 from dpsynth.models.flow import VelocityField, euler
 from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import load_velocity
@@ -24,15 +27,19 @@ from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public.representation import Representation, load_representation
 from dpsynth.released.card import stamps
-from dpsynth.released.gaussians import load_gaussians
+from dpsynth.released.finishing import Finish, finish_of
+from dpsynth.released.gaussians import load_mixture
 from dpsynth.released.handout import hand_out
 
-MODELS = ("release", "field", "model", "distilled", "prior")
-"""What can be sampled: the Gaussians themselves, the flow of their analytic field, or a file."""
+MODELS = ("release", "field", "model", "distilled", "prior", PLAIN)
+"""What can be sampled: the Gaussians themselves, the flow of their analytic field, or a file;
+`plain` is what the plan itself samples, without its augmentation."""
 SHARD = 500
 
 Draw = Callable[[Tensor, torch.Generator], Tensor]
 """Codes (B, d) for labels (B,)."""
+Pictures = Callable[[Tensor, torch.Generator], NDArray[np.uint8]]
+"""Images (B, H, W, C) for labels (B,)."""
 
 
 def sample(
@@ -40,43 +47,54 @@ def sample(
 ) -> dict[str, Any]:
     """Write `released/samples/`, a contact sheet and the hand-out folder around them.
 
+    A plan that augments its images has them without augmentation too, in `samples-plain/`.
+
     Args:
         verified: the run to sample from.
         count: images in all; the plan's `sampling.count` if None.
         model: one of `MODELS`; the plan's own if None. Any other than the plan's own goes to
-            `released/samples-MODEL/`.
+            `released/samples-MODEL/`, and is drawn alone.
 
     Raises:
-        UsageError: an unknown model, or a count below 1.
+        UsageError: an unknown model, `plain` where nothing is augmented, or a count below 1.
         MissingError: what the model is made of is not there yet.
     """
     plan, run = verified.plan, verified.run
     count = plan.sampling.count if count is None else count
+    chosen = own_model(plan) if model is None else model
+    _check(plan, count, chosen)
+    facts = _sample_one(verified, count, chosen)
+    if model is None and plan.sampling.augment is not None:
+        facts[PLAIN] = _sample_one(verified, count, PLAIN)
+    # The prior alone can be sampled before anything is spent: there is nothing to vouch for yet.
+    handed = hand_out(run) if run.transcript.exists() else {}
+    return {**facts, **handed}
+
+
+def _sample_one(verified: VerifiedPlan, count: int, chosen: str) -> dict[str, Any]:
+    """One folder of samples with its contact sheet."""
+    plan, run = verified.plan, verified.run
     own = own_model(plan)
-    chosen = own if model is None else model
-    _check(count, chosen)
     suffix = "" if chosen == own else f"-{chosen}"
     folder = run.released / f"samples{suffix}"
     representation = load_representation(run, plan)
-    draw, origin = _drawer(verified, chosen)
-    origin = {**origin, "count": count, "geometry_sha256": _geometry_hash(run)}
+    draw, origin = _drawer(verified, own if chosen == PLAIN else chosen)
+    finish = finish_of(run, plan, augmented=chosen != PLAIN)
+    origin |= {"count": count, "geometry_sha256": _geometry_hash(run), **finish.facts()}
     summary = read_summary(folder)
     if summary is not None and summary["origin"] == origin:
         note(f"{count} samples of this model are already there")
     else:
-        _write(folder, verified, representation, draw, origin)
+        _write(folder, verified, _pictures(representation, draw, finish), origin)
     sheet = run.released / f"contact-sheet{suffix}.png"
     images, labels = read_samples(folder, plan.private.classes)
     rows = rows_by_class(images, labels, plan.private.classes)
     contact_sheet(rows, sheet, title=f"{plan.name}: synthetic", stamp=stamps(verified.lock))
-    # The prior alone can be sampled before anything is spent: there is nothing to vouch for yet.
-    handed = hand_out(run) if run.transcript.exists() else {}
     return {
         "samples": str(folder),
         "count": count,
         "model": chosen,
         "contact_sheet": str(sheet),
-        **handed,
     }
 
 
@@ -89,10 +107,15 @@ def own_model(plan: Plan) -> str:
     return "distilled" if plan.distillation is not None else "prior"
 
 
-def _check(count: int, model: str) -> None:
+def _check(plan: Plan, count: int, model: str) -> None:
     if model not in MODELS:
         raise UsageError(
             f"there is no model {model!r} to sample", hint=f"--model {'|'.join(MODELS)}"
+        )
+    if model == PLAIN and plan.sampling.augment is None:
+        raise UsageError(
+            "the plan does not augment its samples: they are plain as they are",
+            hint="leave --model out",
         )
     if count < 1:
         raise UsageError(f"{count} samples were asked for; expected at least 1", hint="-n 1000")
@@ -101,11 +124,10 @@ def _check(count: int, model: str) -> None:
 def _write(
     folder: Path,
     verified: VerifiedPlan,
-    representation: Representation,
-    draw: Draw,
+    pictures: Pictures,
     origin: dict[str, Any],
 ) -> None:
-    """Draw, decode and write what is missing, shard by shard."""
+    """Draw and write what is missing, shard by shard."""
     classes, count = verified.plan.private.classes, int(origin["count"])
     writer = SamplesWriter(folder, classes, origin=origin, stamp=stamps(verified.lock))
     source = fresh_generator()
@@ -113,9 +135,19 @@ def _write(
         while writer.written < count:
             first, last = writer.written, min(count, writer.written + SHARD)
             labels = torch.arange(first, last) % len(classes)
-            writer.add(representation.decode(draw(labels, source)), labels.numpy())
+            writer.add(pictures(labels, source), labels.numpy())
             bar.advance(last - first)
     writer.finish()
+
+
+def _pictures(representation: Representation, draw: Draw, finish: Finish) -> Pictures:
+    """Draw, decode and finish; rounded to bytes once, at the end."""
+
+    def pictures(labels: Tensor, source: torch.Generator) -> NDArray[np.uint8]:
+        decoded = representation.decode_pixels(draw(labels, source))
+        return as_bytes(finish(decoded, source))
+
+    return pictures
 
 
 def fresh_generator() -> torch.Generator:
@@ -129,11 +161,11 @@ def _drawer(verified: VerifiedPlan, model: str) -> tuple[Draw, dict[str, Any]]:
     """How codes are drawn, and of what: the samples' origin."""
     plan, run = verified.plan, verified.run
     if model in {"release", "field"}:
-        gaussians, moments_hash = load_gaussians(run, plan)
+        mixture, moments_hash = load_mixture(run, plan)
         origin = {"model": model, "moments_sha256": moments_hash}
         if model == "release":
-            return gaussians.draw, origin
-        draw, facts = _flow(gaussians.field, gaussians.dim, plan)
+            return mixture.draw, origin
+        draw, facts = _flow(mixture.field, mixture.dim, plan)
         return draw, {**origin, **facts}
     path = _model_path(run, model)
     dim = load_representation(run, plan).dim

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsynth.accounting.statistics import (
+    CellMoments,
+    CellSums,
     ClassMoments,
     ClippedGradientSum,
     PaperClassSums,
@@ -19,7 +21,16 @@ from dpsynth.accounting.statistics import (
 from dpsynth.errors import ReplayError
 
 MOMENTS = ClassMoments(0.6, 0.64, 0.48, "class", classes=3, dim=4)
-ALL = [MOMENTS, PaperClassSums(3, 4), PaperSecondMoment(100, 4), ClippedGradientSum(1.5)]
+CELL_SUMS = CellSums(0.6, 0.8, classes=3, cells=5, dim=4)
+CELL_MOMENTS = CellMoments(0.2, 0.5, 0.8, classes=3, cells=5, dim=4)
+ALL = [
+    MOMENTS,
+    CELL_SUMS,
+    CELL_MOMENTS,
+    PaperClassSums(3, 4),
+    PaperSecondMoment(100, 4),
+    ClippedGradientSum(1.5),
+]
 
 
 class TestWire:
@@ -79,6 +90,29 @@ def class_moments(statistic, z, y):
     return np.concatenate([counts, sums.ravel(), seconds.ravel()])
 
 
+# Centres (3, 5, 4) in the ball, two of them equal; the radius of residuals.
+CENTRES = np.random.default_rng(1).uniform(-0.4, 0.4, (3, 5, 4))
+CENTRES[:, 4] = CENTRES[:, 1]
+RHO = 0.3
+
+
+def cell_of(z, y, centres=CENTRES):
+    """The nearest centre of the record's class, the lowest index where several are."""
+    return int(np.argmin(((z - centres[y]) ** 2).sum(axis=1)))
+
+
+def cell_moments(statistic, z, y, centres=CENTRES):
+    """What one record adds to a cell round: one block, that of its class-cell."""
+    d, k = statistic.dim, cell_of(z, y, centres)
+    u = clipped((z - centres[y, k]) / RHO)
+    counts, sums = np.zeros(centres.shape[:2]), np.zeros(centres.shape)
+    seconds = np.zeros((*centres.shape[:2], d * (d + 1) // 2))
+    counts[y, k], sums[y, k] = statistic.count, statistic.sum * u
+    if isinstance(statistic, CellMoments):
+        seconds[y, k] = statistic.second * svec(np.outer(u, u))
+    return np.concatenate([counts.ravel(), sums.ravel(), seconds.ravel()])
+
+
 def paper_sums(statistic, z, y):
     counts, sums = np.zeros(statistic.classes), np.zeros((statistic.classes, statistic.dim))
     counts[y], sums[y] = 1, z / 2
@@ -126,6 +160,8 @@ def worst(move, dim, classes, rng):
 CASES = [
     (MOMENTS, class_moments, 1.0),
     (ClassMoments(0.2, 0.9, 0.4, "shared", 3, 4), class_moments, 1.0),
+    (CELL_SUMS, cell_moments, 1.0),
+    (CELL_MOMENTS, cell_moments, 1.0),
     (PaperClassSums(3, 4), paper_sums, math.sqrt(1.25) / 2),
     (PaperSecondMoment(100, 4), paper_second, 0.5),
     (ClippedGradientSum(1.5), gradient, 1.0),
@@ -142,7 +178,7 @@ def test_no_neighbour_beats_the_sensitivity_and_the_worst_is_found(statistic, co
     assert found >= share * limit * (1 - 1e-6)  # add-or-remove reaches this share of it
 
 
-@pytest.mark.parametrize(("statistic", "contribution"), [(c[0], c[1]) for c in CASES[2:4]])
+@pytest.mark.parametrize(("statistic", "contribution"), [(c[0], c[1]) for c in CASES[4:6]])
 def test_the_papers_constants_cover_replacement_too(statistic, contribution):
     rng = np.random.default_rng(8)
 
@@ -161,6 +197,49 @@ def test_the_search_catches_a_wrong_sensitivity():
         return svec(np.outer(clipped(z), clipped(z)), factor=2.0)
 
     assert worst(wrong, 4, 1, rng) > 1.1
+
+
+def on_borders(rng, n):
+    """Records halfway between two centres of their class, a hair off, and on a centre."""
+    for _ in range(n):
+        y, (i, j) = int(rng.integers(3)), rng.choice(5, size=2, replace=False)
+        middle = (CENTRES[y, i] + CENTRES[y, j]) / 2
+        yield from ((middle, y), (middle * (1 + 1e-15), y), (CENTRES[y, i], y))
+        along = rng.standard_normal(4)
+        normal = CENTRES[y, i] - CENTRES[y, j]
+        if normal.any():
+            along -= normal * (along @ normal) / (normal @ normal)
+        yield clipped(middle + along), y
+
+
+@pytest.mark.parametrize("statistic", [CELL_SUMS, CELL_MOMENTS], ids=lambda s: s.kind)
+def test_a_record_on_a_cells_border_moves_one_block(statistic):
+    rng = np.random.default_rng(11)
+    records = list(on_borders(rng, 25))
+    total = sum(cell_moments(statistic, z, y) for z, y in records)
+    for gone in range(len(records)):
+        rest = sum(cell_moments(statistic, z, y) for z, y in records[:gone] + records[gone + 1 :])
+        moved = total - rest
+        assert np.linalg.norm(moved) <= sensitivity(statistic) + 1e-12
+        assert np.count_nonzero(np.abs(moved[:15]) > 1e-9) == 1  # one class-cell's count
+
+
+def test_the_number_of_cells_does_not_enter_the_sensitivity():
+    for cells in (1, 2, 300):
+        assert sensitivity(CellSums(0.6, 0.8, classes=9, cells=cells, dim=4)) == 1.0
+        assert sensitivity(CellMoments(0.6, 0.64, 0.48, 9, cells, 4)) == 1.0
+
+
+def test_centres_of_the_same_round_would_beat_the_claim():
+    """The control: centres computed from the records themselves let one record move others."""
+    records = [(np.array([x, 0.0, 0.0, 0.0]), 0) for x in (-0.5, -0.1, -0.1, -0.1, 0.9)]
+
+    def round_of(known):
+        centres = np.zeros((1, 2, 4))
+        centres[0, 0], centres[0, 1] = known[0][0], np.mean([z for z, _ in known[1:]], axis=0)
+        return sum(cell_moments(CELL_SUMS, z, y, centres) for z, y in known)
+
+    assert np.linalg.norm(round_of(records) - round_of(records[:-1])) > 1.1 * sensitivity(CELL_SUMS)
 
 
 def test_neighbouring_datasets_differ_by_one_contribution():

@@ -16,6 +16,7 @@ from dpsynth.assess import probes as probe_module
 from dpsynth.assess.evaluate import evaluate
 from dpsynth.errors import DataError, MissingError
 from dpsynth.models import lenet
+from dpsynth.planning.steps import status
 from dpsynth.planning.verify import VerifiedPlan, load_verified, make_run
 
 CLASSES = [str(i) for i in range(10)]
@@ -116,6 +117,42 @@ def test_real_digits_as_samples_reach_the_ceiling(
     assert (verified.run.curator.stat().st_mode & 0o777) == 0o700
     written = [path for path in verified.run.curator.rglob("*") if path.is_file()]
     assert [path.name for path in written if path.stat().st_mode & 0o077] == []
+
+
+@pytest.fixture
+def augmenting(tmp_path: Path) -> VerifiedPlan:
+    save_private(tmp_path, *digits())
+    (tmp_path / "plan.yaml").write_text(PLAN + "sampling: {augment: {}}\n")
+    return make_run(tmp_path / "plan.yaml", tmp_path / "run")
+
+
+def test_an_augmenting_plan_is_measured_with_and_without(augmenting: VerifiedPlan) -> None:
+    def evaluated() -> bool:
+        step = status(augmenting.run).step("evaluate")
+        assert step is not None
+        return step.done
+
+    images, labels = digits()
+    curator = augmenting.run.curator
+    put(augmenting, images[:200], labels[:200])
+    with pytest.raises(MissingError):  # both are needed
+        evaluate(augmenting)
+    plain = augmenting.run.released / "samples-plain"
+    write_samples(plain, images[200:440], labels[200:440], CLASSES)
+    alone = evaluate(augmenting, model="plain")
+    assert "plain" not in alone["accuracy"] and not evaluated()
+    report = evaluate(augmenting)
+    assert evaluated()
+    for key in ("accuracy", "frechet", "precision", "recall"):
+        assert report[key]["plain"] == alone[key]["synthetic"]
+        assert report[key]["plain"] != report[key]["synthetic"]
+    assert report["samples"]["count"] == 200 and report["samples_plain"]["count"] == 240
+    assert report["findings"] == 2 * alone["findings"]
+    assert json.loads((curator / "evaluation.json").read_text()) == report
+    assert json.loads((curator / "evaluation-plain.json").read_text()) == alone
+    assert (curator / "evaluation-plain.png").is_file()
+    write_samples(plain, images[:240], labels[:240], CLASSES)
+    assert not evaluated()  # of other samples than those that are there
 
 
 def test_noise_falls_to_the_floor(verified: VerifiedPlan) -> None:

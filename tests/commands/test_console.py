@@ -58,5 +58,9 @@ def test_curator_values_are_hidden_unless_asked_for() -> None:
     shown = opt.findings(results, where, show=True)
     assert shown["counts"] == {"train": 12}
     assert _chain.measures(shown)[0][1] == 0.9
+    assert len(_chain.measures(shown)[0]) == 4
+    beside = shown | {"accuracy": {"synthetic": 0.9, "plain": 0.8, "ceiling": 0.95}}
+    assert _chain.measures(beside)[0][1:] == (0.9, 0.8, 0.95, None)
+    assert "without augmentation" in [c.header for c in _chain.evaluation_text(beside).columns]
     assert opt.visible({"a": 1, "curator": {"loss": 2}}, show=False) == {"a": 1}
     assert opt.visible({"a": 1, "curator": {"loss": 2}}, show=True)["curator"] == {"loss": 2}

@@ -40,3 +40,9 @@ def changed(old: str, new: str, text: str = SMALL) -> str:
     """`text` with one occurrence of `old` replaced; fails when there is none."""
     assert old in text, old
     return text.replace(old, new, 1)
+
+
+def celled(cells: str = "most: 3, lloyd: 2", *, spares: int = 0) -> str:
+    """`SMALL` with a cell release, of these settings."""
+    moments = f"{{covariance: class, cells: {{{cells}}}, spares: {spares}}}"
+    return changed("{covariance: class}", moments)

@@ -7,11 +7,13 @@ from public_helpers import small_plan, stand_in, write_public
 
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.errors import BudgetError
-from dpsynth.models.autoencoder import pixels
+from dpsynth.models.autoencoder import as_bytes, pixels
+from dpsynth.models.finish import gradient_energy, sharpen
 from dpsynth.models.seeding import generator
 from dpsynth.models.velocity import load_velocity
+from dpsynth.public import augment as augment_module
 from dpsynth.public import pretrain as module
-from dpsynth.public.augment import augment, morphological_gradient, to_strokes
+from dpsynth.public.augment import augment, morphological_gradient, seen, to_strokes
 from dpsynth.public.pretrain import pretrain
 from dpsynth.public.prior import fit_prior
 from dpsynth.public.representation import load_representation
@@ -164,6 +166,84 @@ def test_augmentation_keeps_range_and_shape_and_is_seeded(shape):
 
 
 def test_pixels_round_trip():
-    data = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3)
-    back = pixels(torch.from_numpy(data)).mul(255).round().permute(0, 2, 3, 1)
-    assert np.array_equal(back.numpy().astype(np.uint8), data)
+    data = np.arange(256, dtype=np.uint8).reshape(1, 8, 32, 1).repeat(3, axis=3)
+    assert np.array_equal(as_bytes(pixels(torch.from_numpy(data))), data)
+
+
+# Of the version before there were `deform` and `sharpen`.
+OLD_RECIPES = {
+    "pca": "29c6a927a9532745125905f6c6f22454729b9bb703e27fa039a29e0972ca413c",
+    "autoencoder": "87a2a38e78c337d71273a6e247f1562deec19c10823c2fbc4ebc6702ffce4df7",
+}
+OLD_PRIOR = "1377c90d6f62c1edd139192a5be2bab153392c3826038198cd84659f7e7577fa"
+OLD_CALIBRATION = "99ff34f0209bcf590748608ed8498724febde8a6d1632dece16c583124949e44"
+
+
+@pytest.mark.parametrize("kind", OLD_RECIPES)
+def test_recipes_of_older_plans_are_what_they_were(kind, tmp_path):
+    plan = small_plan(kind, path=write_public(tmp_path / "public.npz"))
+    job = module._Job(plan, None, module.read_public(plan))
+    assert module._geometry_recipe(job) == OLD_RECIPES[kind]
+    assert module._prior_recipe(job, "g") == OLD_PRIOR
+    assert module._calibration_recipe(job, "g", "p") == OLD_CALIBRATION
+
+
+def with_autoencoder(path, **options):
+    settings = {"width": 4, "epochs": 2, "batch": 32, **options}
+    return small_plan(
+        path=path, representation={"kind": "autoencoder", "code": 6, "autoencoder": settings}
+    )
+
+
+def test_new_keys_enter_the_recipes_that_they_change(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    bent = with_autoencoder(path, deform=1.0)
+    job = module._Job(bent, None, module.read_public(bent))
+    assert module._geometry_recipe(job) != OLD_RECIPES["autoencoder"]
+    sharp = small_plan(path=path, sampling={"sharpen": "public"})
+    job = module._Job(sharp, None, module.read_public(sharp))
+    assert module._geometry_recipe(job) == OLD_RECIPES["pca"]
+    assert module._calibration_recipe(job, "g", "p") != OLD_CALIBRATION
+    fixed = small_plan(path=path, sampling={"sharpen": 0.5})
+    job = module._Job(fixed, None, module.read_public(fixed))
+    assert module._calibration_recipe(job, "g", "p") == OLD_CALIBRATION
+
+
+def test_deformed_images_stand_in_the_place_of_strokes(monkeypatch):
+    images = torch.rand(400, 1, 16, 16, generator=generator(0))
+    old, bent = small_plan().representation.autoencoder, with_autoencoder("x", deform=1.0)
+    first = seen(images, old, generator(1))
+    assert torch.equal(first, augment(images, strokes=True, source=generator(1)))
+    monkeypatch.setattr(augment_module, "augment", None)  # a call would raise
+    settings = bent.representation.autoencoder
+    found = seen(images, settings, generator(1))
+    assert torch.equal(found, seen(images, settings, generator(1)))
+    untouched = (found == images).all(dim=(1, 2, 3)).float().mean()
+    assert 0.12 < float(untouched) < 0.28
+
+
+def test_the_autoencoder_learns_from_deformed_images(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    straight, bent = (with_autoencoder(path, deform=amount) for amount in (0.0, 1.0))
+    hashes = [
+        pretrain(stand_in(plan, tmp_path / name))["geometry_sha256"]
+        for name, plan in (("straight", straight), ("bent", bent))
+    ]
+    assert hashes[0] != hashes[1]
+
+
+def test_the_public_gain_restores_the_energy_of_public_images(tmp_path, done):
+    assert "sharpen_gain" not in done[1]
+    path = write_public(tmp_path / "public.npz")
+    verified = stand_in(small_plan(path=path, sampling={"sharpen": "public"}), tmp_path / "run")
+    facts = pretrain(verified)
+    gain = facts["sharpen_gain"]
+    assert 0.0 < gain <= 4.0
+    data = np.load(path)["images"][..., None]
+    space = load_representation(verified.run, verified.plan)
+    decoded = space.decode_pixels(space.encode(data)).float()
+    wanted = gradient_energy(pixels(torch.from_numpy(data)))
+    found = gradient_energy(sharpen(decoded, gain))
+    assert gain == 4.0 or found == pytest.approx(wanted, rel=1e-3)
+    assert abs(found - wanted) < abs(gradient_energy(decoded) - wanted)
+    assert pretrain(verified) == facts

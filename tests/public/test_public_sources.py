@@ -35,12 +35,14 @@ def npz(path, images, labels) -> dict:
 def test_sources_follow_each_other_with_classes_of_their_own(tmp_path):
     first = npz(tmp_path / "a.npz", np.zeros((3, 28, 28), np.uint8), np.array([5, 2, 5]))
     second = npz(tmp_path / "b.npz", np.full((2, 8, 8, 3), 255, np.uint8), np.array([0, 1]))
-    found = read_public(plan([first, second, {"kind": "letters", "count": 4}]))
-    assert found.images.shape == (9, 8, 8, 1) and found.images.dtype == np.uint8
+    found = read_public(
+        plan([first, second, {"kind": "letters", "count": 4}, {"kind": "glyphs", "count": 5}])
+    )
+    assert found.images.shape == (14, 8, 8, 1) and found.images.dtype == np.uint8
     assert found.labels[:5].tolist() == [1, 0, 1, 2, 3]
     assert set(found.labels.tolist()) == set(range(found.classes))
-    assert [facts.count for facts in found.sources] == [3, 2, 4]
-    assert [facts.kind for facts in found.sources] == ["npz", "npz", "letters"]
+    assert [facts.count for facts in found.sources] == [3, 2, 4, 5]
+    assert [facts.kind for facts in found.sources] == ["npz", "npz", "letters", "glyphs"]
     assert (found.images[3:5] == 255).all()
     assert str(tmp_path) not in str([facts.to_json() for facts in found.sources])
 

@@ -105,3 +105,16 @@ def with_model(tiny: VerifiedPlan) -> Iterator[VerifiedPlan]:
     save_velocity(model, path, settings, room="released")
     yield tiny
     path.unlink()  # no charge paid for it
+
+
+@pytest.fixture(scope="session")
+def augmenting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifiedPlan]:
+    """A pretrained run with its release, whose plan sharpens and augments what it samples."""
+    folder = tmp_path_factory.mktemp("augmenting")
+    sampling = "sampling: {method: release, count: 30, sharpen: public, augment: {rotation: 9}}"
+    plan = PLAN.replace("name: tiny", "name: moved").split("sampling:")[0] + sampling
+    (folder / "plan.yaml").write_text(plan)
+    verified = make_run(folder / "plan.yaml", folder / "run")
+    pretrain(verified)
+    release(verified)
+    yield verified

@@ -15,20 +15,18 @@ from dpsynth.planning.schema import Distillation
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released import distill as module
 from dpsynth.released.distill import distill, distilled_path, teach
-from dpsynth.released.gaussians import ReleasedGaussians, load_gaussians
+from dpsynth.released.gaussians import ReleasedMixture, load_mixture
 
 CODE, CLASSES = 4, 3
 
 
-def mean_gap(
-    model: torch.nn.Module, gaussians: ReleasedGaussians, low: float, high: float
-) -> float:
+def mean_gap(model: torch.nn.Module, mixture: ReleasedMixture, low: float, high: float) -> float:
     """Mean squared distance to the field over its own inputs, as a share of the field's square."""
-    x, t, labels = module._inputs(gaussians, 4000, generator(9))
+    x, t, labels = module._inputs(mixture, 4000, generator(9))
     inside = (t >= low) & (t < high)
     at = x[inside], t[inside], labels[inside]
     with torch.no_grad():
-        field = gaussians.field(*at)
+        field = mixture.field(*at)
         return float((model(*at) - field).square().mean() / field.square().mean())
 
 
@@ -38,23 +36,23 @@ def prior_of(tiny: VerifiedPlan) -> torch.nn.Module:
 
 
 def test_release_is_read_back(tiny: VerifiedPlan, truth: tuple[np.ndarray, np.ndarray]) -> None:
-    gaussians, _ = load_gaussians(tiny.run, tiny.plan)
+    mixture, _ = load_mixture(tiny.run, tiny.plan)
     means, covariances = truth
-    drawn = gaussians.draw(torch.full((50_000,), 2), generator(0)).double()
+    drawn = mixture.draw(torch.full((50_000,), 2), generator(0)).double()
     torch.testing.assert_close(drawn.mean(0), torch.from_numpy(means[2]), rtol=0, atol=0.1)
     torch.testing.assert_close(drawn.T.cov(), torch.from_numpy(covariances[2]), rtol=0, atol=0.1)
 
 
 def test_student_learns_both_branches_for_all_t(tiny: VerifiedPlan) -> None:
     facts = distill(tiny)
-    gaussians, _ = load_gaussians(tiny.run, tiny.plan)
+    mixture, _ = load_mixture(tiny.run, tiny.plan)
     path = distilled_path(tiny.run)
     student, metadata = load_velocity(path, tiny.plan.velocity, CODE, CLASSES)
     assert facts["sha256"] == sha256_file(path)
     assert metadata["room"] == "released"
     assert float(metadata["horizon"]) == 1.0
-    assert mean_gap(student, gaussians, 0, 1) < 0.05
-    assert mean_gap(prior_of(tiny), gaussians, 0, 1) > 0.3
+    assert mean_gap(student, mixture, 0, 1) < 0.05
+    assert mean_gap(prior_of(tiny), mixture, 0, 1) > 0.3
 
 
 def test_a_second_call_does_nothing_until_the_release_changes(
@@ -65,19 +63,19 @@ def test_a_second_call_does_nothing_until_the_release_changes(
     assert distill(tiny) == first
     _, metadata = load_tensors(distilled_path(tiny.run))
     assert metadata["moments_sha256"] == sha256_file(tiny.run.released / "moments.safetensors")
-    monkeypatch.setattr(module, "load_gaussians", lambda *_: (load_gaussians(*_)[0], "other"))
+    monkeypatch.setattr(module, "load_mixture", lambda *_: (load_mixture(*_)[0], "other"))
     with pytest.raises(pytest.fail.Exception, match="taught again"):
         distill(tiny)
 
 
 def test_above_the_horizon_the_prior_is_replayed(tiny: VerifiedPlan) -> None:
-    gaussians, _ = load_gaussians(tiny.run, tiny.plan)
+    mixture, _ = load_mixture(tiny.run, tiny.plan)
     settings = Distillation(steps=1, horizon=0.4)
-    x, t, labels = module._inputs(gaussians, 500, generator(1))
+    x, t, labels = module._inputs(mixture, 500, generator(1))
     prior = prior_of(tiny)
-    target = module._target(gaussians, prior, 0.4, (x, t, labels))
+    target = module._target(mixture, prior, 0.4, (x, t, labels))
     low = t <= 0.4
-    torch.testing.assert_close(target[low], gaussians.field(x, t, labels)[low])
+    torch.testing.assert_close(target[low], mixture.field(x, t, labels)[low])
     with torch.no_grad():
         torch.testing.assert_close(target[~low], prior(x, t, labels)[~low])
     assert not target.requires_grad
@@ -93,11 +91,11 @@ def test_private_training_begins_where_teaching_ends(tiny: VerifiedPlan) -> None
 
 
 def test_teaching_is_a_function_of_its_inputs(tiny: VerifiedPlan) -> None:
-    gaussians, _ = load_gaussians(tiny.run, tiny.plan)
+    mixture, _ = load_mixture(tiny.run, tiny.plan)
     settings = Distillation(steps=5, batch=16)
     weights = [
         teach(
-            prior_of(tiny), prior_of(tiny), gaussians, settings, horizon=1.0, source=generator(0)
+            prior_of(tiny), prior_of(tiny), mixture, settings, horizon=1.0, source=generator(0)
         ).state_dict()
         for _ in range(2)
     ]

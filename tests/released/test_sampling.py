@@ -2,12 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 
-from dpsynth.artifacts.samples import read_samples, read_summary
+from dpsynth.artifacts.files import read_json, write_json
+from dpsynth.artifacts.samples import PLAIN, read_samples, read_summary
 from dpsynth.errors import MissingError, UsageError
+from dpsynth.models.finish import gradient_energy
+from dpsynth.planning.schema import Jitter
+from dpsynth.planning.steps import status
 from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.public.representation import load_representation
 from dpsynth.released import sampling as module
 from dpsynth.released.distill import distill
+from dpsynth.released.finishing import Finish, finish_of
 from dpsynth.released.sampling import MODELS, sample
 
 CLASSES = ["zero", "one", "two"]
@@ -19,7 +26,7 @@ def whole(with_model: VerifiedPlan) -> VerifiedPlan:
     return with_model
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [name for name in MODELS if name != PLAIN])
 def test_every_model_can_be_sampled(whole: VerifiedPlan, model: str) -> None:
     facts = sample(whole, 20, model)
     folder = whole.run.released / ("samples" if model == "distilled" else f"samples-{model}")
@@ -82,6 +89,8 @@ def test_resumes_after_the_last_whole_shard(
 def test_wrong_requests(tiny: VerifiedPlan) -> None:
     with pytest.raises(UsageError, match="no model 'other'"):
         sample(tiny, 5, "other")
+    with pytest.raises(UsageError, match="plain as they are"):
+        sample(tiny, 5, PLAIN)
     with pytest.raises(UsageError, match="at least 1"):
         sample(tiny, 0)
     (tiny.run.released / "model.safetensors").unlink(missing_ok=True)
@@ -92,3 +101,88 @@ def test_wrong_requests(tiny: VerifiedPlan) -> None:
 
 def test_generators_are_fresh() -> None:
     assert module.fresh_generator().initial_seed() != module.fresh_generator().initial_seed()
+
+
+def sampled(verified: VerifiedPlan) -> bool:
+    step = status(verified.run).step("sample")
+    assert step is not None
+    return step.done
+
+
+def test_an_augmenting_plan_has_its_samples_plain_too(augmenting: VerifiedPlan) -> None:
+    run = augmenting.run
+    gain = read_json(run.calibration)["sharpen_gain"]
+    assert gain > 0
+    sample(augmenting, 30, "release")  # the plan's own by its name: alone
+    assert not (run.released / "samples-plain").exists()
+    assert not sampled(augmenting)
+    facts = sample(augmenting)
+    assert sampled(augmenting)
+    assert facts["samples"] == str(run.released / "samples")
+    assert facts["plain"]["samples"] == str(run.released / "samples-plain")
+    assert (run.released / "contact-sheet-plain.png").is_file()
+    moved, plain = (read_summary(run.released / name) for name in ("samples", "samples-plain"))
+    assert moved is not None and plain is not None
+    expected = {"rotation": 9.0, "scale": 0.05, "shift": 0.03}
+    assert moved["origin"]["augment"] == expected
+    assert moved["origin"]["sharpen"] == plain["origin"]["sharpen"] == gain
+    assert "augment" not in plain["origin"] and plain["origin"]["model"] == "release"
+    assert (moved["count"], plain["count"]) == (30, 30)
+    card = (run.released / "card.md").read_text()
+    assert card.count(f"sharpened by an unsharp mask of gain {gain:.3g}") == 2
+    assert card.count("augmented: each image turned by up to 9 degrees") == 1
+    assert "contact-sheet-plain.png" in card
+    before = (run.released / "samples-plain/metadata.csv").stat().st_mtime_ns
+    sample(augmenting)  # the same again: nothing to do
+    assert (run.released / "samples-plain/metadata.csv").stat().st_mtime_ns == before
+
+
+def test_finishing_sharpens_then_moves_and_rounds_once(augmenting: VerifiedPlan) -> None:
+    space = load_representation(augmenting.run, augmenting.plan)
+    codes = 0.5 * torch.randn(20, space.dim, generator=torch.Generator().manual_seed(0))
+
+    def images(finish: Finish) -> np.ndarray:
+        draw = module._pictures(space, lambda labels, source: codes[labels], finish)
+        return draw(torch.arange(20), torch.Generator().manual_seed(1))
+
+    untouched = images(Finish(0.0, None))
+    assert np.array_equal(untouched, space.decode(codes))
+    sharp = images(Finish(1.0, None))
+    energy = [
+        gradient_energy(torch.from_numpy(data).double().permute(0, 3, 1, 2))
+        for data in (untouched, sharp)
+    ]
+    assert energy[1] > 1.1 * energy[0]
+    still = images(Finish(1.0, Jitter(rotation=0.0, scale=0.0, shift=0.0)))
+    assert np.abs(still.astype(int) - sharp.astype(int)).max() <= 1
+    moved = images(Finish(1.0, Jitter()))
+    assert moved.dtype == np.uint8 and moved.shape == sharp.shape
+    assert not np.array_equal(moved, sharp)
+
+
+def test_which_gain_a_plan_takes(augmenting: VerifiedPlan, tiny: VerifiedPlan) -> None:
+    run, plan = augmenting.run, augmenting.plan
+    assert finish_of(tiny.run, tiny.plan, augmented=True) == Finish(0.0, None)
+    assert finish_of(tiny.run, tiny.plan, augmented=True).facts() == {}
+    fixed = plan.model_copy(
+        update={"sampling": plan.sampling.model_copy(update={"sharpen": 0.4, "augment": None})}
+    )
+    assert finish_of(run, fixed, augmented=True) == Finish(0.4, None)
+    found = finish_of(run, plan, augmented=True)
+    assert found == Finish(read_json(run.calibration)["sharpen_gain"], plan.sampling.augment)
+    assert finish_of(run, plan, augmented=False).augment is None
+
+
+def test_a_calibration_without_a_gain_is_said_to_be(
+    augmenting: VerifiedPlan,
+) -> None:
+    calibration = augmenting.run.calibration
+    whole = calibration.read_bytes()
+    facts = read_json(calibration)
+    del facts["sharpen_gain"]
+    try:
+        write_json(calibration, facts)
+        with pytest.raises(MissingError, match="no sharpening gain"):
+            finish_of(augmenting.run, augmenting.plan, augmented=True)
+    finally:
+        calibration.write_bytes(whole)

@@ -1,0 +1,140 @@
+"""The rounds of a moments stage, in one spending session: each is charged, made and settled.
+
+A session goes on where an earlier one ended: what was settled is read back from its file, and
+the next round is paid for by its own slot, or by its spare where a crash forfeited that.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsynth.accounting.statistics import CellMoments, CellSums
+from dpsynth.artifacts.cells import NAME as CELLS_NAME
+from dpsynth.artifacts.cells import lloyd_name
+from dpsynth.artifacts.failpoints import reach
+from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.lock import Lock, Slot
+from dpsynth.artifacts.moments import NAME as MOMENTS_NAME
+from dpsynth.artifacts.spending import Spender
+from dpsynth.errors import ReplayError
+from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.private.blocks import blocks_of
+from dpsynth.private.encoding import encode_private
+from dpsynth.private.noise import NoiseSource
+from dpsynth.public.representation import Representation
+
+Codes = NDArray[np.int64]
+Released = TypeVar("Released")
+# What a round makes of codes (n, d) and labels (n,); its slots pay, its noise source is its own.
+Mechanism = Callable[[tuple[Slot, ...], Codes, Codes, NoiseSource], Released]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: the releases that are charged for it, and the file that they settle with."""
+
+    releases: tuple[str, ...]
+    file: str
+
+    @property
+    def name(self) -> str:
+        """What the file is called, without its ending."""
+        return Path(self.file).stem
+
+
+def rounds_in(lock: Lock) -> tuple[Round, ...]:
+    """The rounds of a lock's moments stage in planned order: class moments, then each cell round.
+
+    The paper's two mechanisms are one round: they are drawn from the same sums, into one file.
+    """
+    slots = [slot for slot in lock.stage_slots("moments") if not slot.spare]
+    first = tuple(s.name for s in slots if not isinstance(s.statistic, CellSums | CellMoments))
+    moved = [s.name for s in slots if isinstance(s.statistic, CellSums)]
+    last = [s.name for s in slots if isinstance(s.statistic, CellMoments)]
+    return (
+        Round(first, MOMENTS_NAME),
+        *(Round((name,), lloyd_name(number)) for number, name in enumerate(moved, start=1)),
+        *(Round((name,), CELLS_NAME) for name in last),
+    )
+
+
+class Session:
+    """Rounds of one run under its spending lock. The records are read once, after a charge."""
+
+    def __init__(
+        self, verified: VerifiedPlan, representation: Representation, spender: Spender
+    ) -> None:
+        self._verified, self._representation, self._spender = verified, representation, spender
+        self.rounds = rounds_in(verified.lock)
+        self.charged: list[str] = []
+        self._records: tuple[Codes, Codes] | None = None
+
+    @property
+    def unsettled(self) -> tuple[Round, ...]:
+        """The rounds that are left to do, in order."""
+        return tuple(made for made in self.rounds if self._digest(made) is None)
+
+    def require_possible(self) -> None:
+        """Refuse, before anything is charged, what cannot be done to the end.
+
+        Raises:
+            BudgetError: every round was released, or one that is left has no slot.
+            PlanError: noise out of range, or a statistic that this version does not know.
+        """
+        for made in self.unsettled or self.rounds:
+            blocks_of(self._slots(made), self._representation.radius)
+
+    def settled(self, made: Round, load: Callable[[Path], Released]) -> Released | None:
+        """What a round released, read back; None while it is not settled.
+
+        Raises MissingError or ReplayError where the file is gone or another one by now.
+        """
+        digest = self._digest(made)
+        if digest is None:
+            return None
+        path = self._path(made)
+        if sha256_file(path) != digest:
+            raise ReplayError(
+                f"{path.name} is not what the transcript settled: no later round may rest on it",
+                hint="restore the file, or plan a new run (its budget adds up)",
+            )
+        return load(path)
+
+    def spend(
+        self, made: Round, mechanism: Mechanism[Released], save: Callable[[Path, Released], None]
+    ) -> Released:
+        """Charge a round on disk, make it, write its file, settle it."""
+        slots = self._slots(made)
+        stream = "+".join(str(slot.id) for slot in slots)
+        noise = NoiseSource.for_run(self._verified.lock, stream)
+        for slot in slots:
+            self._spender.charge(slot)
+            self.charged.append(slot.name)
+        released = mechanism(slots, *self._read(), noise)
+        reach("mechanism:done")
+        save(self._path(made), released)
+        for slot in slots:
+            self._spender.settle(slot, self._path(made))
+        return released
+
+    def _read(self) -> tuple[Codes, Codes]:
+        """Codes and labels; the first call, which comes after a charge, reads the records."""
+        if self._records is None:
+            self._records = encode_private(self._verified, self._representation)
+        return self._records
+
+    def _slots(self, made: Round) -> tuple[Slot, ...]:
+        """Own slot of each release, or a free spare. BudgetError: settled, or none is left."""
+        return tuple(self._spender.release_slot(name) for name in made.releases)
+
+    def _digest(self, made: Round) -> str | None:
+        """The hash that the round settled with. Its releases settle with one file."""
+        digests = (self._spender.settled_digest(name) for name in made.releases)
+        return next((digest for digest in digests if digest is not None), None)
+
+    def _path(self, made: Round) -> Path:
+        return self._verified.run.released / made.file

@@ -1,0 +1,262 @@
+"""A cell release from check to close, killed between and inside its rounds, then resumed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpsynth.artifacts.cells import load_cells
+from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.moments import load_moments
+from dpsynth.artifacts.spending import read_state
+from dpsynth.artifacts.transcript import read_transcript
+from dpsynth.assess.check import ensure_checked
+from dpsynth.errors import BudgetError, MissingError, ReplayError
+from dpsynth.planning.replay import replay
+from dpsynth.planning.verify import load_verified, make_run
+from dpsynth.private import session
+from dpsynth.private.moments import release_moments
+from dpsynth.private.noise import NoiseSource
+from dpsynth.public.pretrain import pretrain
+
+PLAN = """\
+version: 1
+name: cells
+budget: {{epsilon: 3.0, delta: 1e-5}}
+private:
+  source: {{kind: npz, path: {private}}}
+  capacity: 100
+  image: {{height: 8, width: 8}}
+  classes: [a, b, never]
+  held_out: {{by: hash, fraction: 0.1}}
+public:
+  - {{kind: letters, count: 60}}
+representation: {{kind: pca, code: 3}}
+stages:
+  moments: {{spares: {spares}, least_count: 1.0, cells: {{most: 2, lloyd: 2}}}}
+velocity: {{width: 8, depth: 1}}
+prior: {{steps: 3}}
+"""
+FILES = {
+    "moments": "moments.safetensors",
+    "cells-lloyd-1": "cells-lloyd-1.safetensors",
+    "cells-lloyd-2": "cells-lloyd-2.safetensors",
+    "cells": "cells.safetensors",
+}
+RELEASE = """
+import sys
+from pathlib import Path
+from dpsynth.planning.verify import load_verified
+from dpsynth.private.moments import release_moments
+release_moments(load_verified(Path(sys.argv[1])))
+"""
+
+_watched = {"path": None, "transcript": None, "seen": []}
+
+
+def _watch(event, given):
+    """At each opening of the private file, note what the transcript says by then."""
+    if event != "open" or _watched["path"] is None or str(given[0]) != _watched["path"]:
+        return
+    lines = _watched["transcript"].read_text().splitlines()
+    last = json.loads(lines[-1]) if lines else {}
+    _watched["seen"].append((last.get("kind"), last.get("mechanism")))
+
+
+sys.addaudithook(_watch)
+
+
+def planned(folder, images, labels, spares=1):
+    """A run folder, checked and pretrained, whose private records are these."""
+    np.savez(folder / "private.npz", images=images, labels=labels)
+    plan = folder / "plan.yaml"
+    plan.write_text(PLAN.format(private=folder / "private.npz", spares=spares))
+    verified = make_run(plan, folder / "run")
+    pretrain(verified)
+    ensure_checked(verified)
+    return verified
+
+
+def pictures(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 255, (n, 8, 8), dtype=np.uint8), rng.integers(0, 2, n)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cells")
+    planned(folder, *pictures(50))
+    return folder
+
+
+@pytest.fixture
+def run(prepared, tmp_path):
+    """A fresh copy of the prepared run; its private file stays where it is."""
+    shutil.copytree(prepared / "run", tmp_path / "run")
+    yield load_verified(tmp_path / "run")
+    _watched.update(path=None)
+
+
+def killed(verified, point):
+    """Release in a process of its own that dies at a named point."""
+    environment = {**os.environ, "DPSYNTH_KILL_AT": point, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RELEASE, str(verified.run.root)]
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+
+def settled_files(verified):
+    """Name of each settled release, and the hash that it settled with."""
+    releases = {slot.id: slot.release for slot in verified.lock.slots}
+    lines = read_transcript(verified.run.transcript).lines
+    return {releases[line["slot"]]: line["sha256"] for line in lines if line["kind"] == "settle"}
+
+
+def check_whole(verified, forfeited):
+    """A finished release: closed, replayed, and every file the one that was settled."""
+    state = read_state(verified.run, verified.lock)
+    assert state.closed
+    assert len(state.forfeited) == forfeited
+    found = replay(verified.run.root)
+    assert found.runs[0].closed
+    assert found.epsilon <= verified.plan.budget.epsilon
+    settled = settled_files(verified)
+    assert list(settled) == list(FILES), "each round settles once, in order"
+    for name, digest in settled.items():
+        assert sha256_file(verified.run.released / FILES[name]) == digest
+    kept = {path.name for path in verified.run.released.iterdir()}
+    assert kept == set(FILES.values())
+    with pytest.raises(BudgetError, match="only once"):
+        release_moments(load_verified(verified.run.root))
+
+
+@pytest.mark.parametrize(
+    ("point", "done", "lost"),
+    [
+        ("settle:written", 1, 0),
+        ("charge:written@2", 1, 1),
+        ("mechanism:done@3", 2, 1),
+        ("settle:before@4", 3, 1),
+        ("close:before", 4, 0),
+    ],
+)
+def test_killed_between_and_inside_rounds_and_resumed(run, point, done, lost):
+    assert killed(run, point) == -9
+    state = read_state(run.run, run.lock)
+    assert (len(state.settled), len(state.forfeited)) == (done, lost)
+    before = {path.name: path.read_bytes() for path in run.run.released.iterdir()}
+    kept = [FILES[name] for name in list(FILES)[:done]]
+    partial = replay(run.run.root, partial=True)
+    assert partial.runs[0].charges == done + lost
+    if done == len(FILES):
+        with pytest.raises(BudgetError, match="only once"):  # which closes it
+            release_moments(run)
+    else:
+        found = release_moments(run)
+        spare = f"{list(FILES)[done]}-spare-1"
+        assert len(found["slots"]) == len(FILES) - done
+        assert found["slots"][0] == (spare if lost else list(FILES)[done])
+        assert list(found["rounds"]) == list(FILES)
+    for name in kept:
+        assert (run.run.released / name).read_bytes() == before[name], "a settled round moved"
+    check_whole(run, lost)
+
+
+def test_the_records_are_read_once_and_after_a_charge(run, capsys):
+    _watched.update(path=str(run.plan.private.source.path), transcript=run.run.transcript, seen=[])
+    found = release_moments(run)
+    assert set(_watched["seen"]) == {("charge", "moments")}
+    _watched.update(path=None)
+    assert found["slots"] == list(FILES)
+    assert found["released"] == "moments.safetensors"
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == ["releasing moments ...", "releasing moments: done"]
+    check_whole(run, 0)
+
+
+def test_a_round_rests_on_what_was_settled(run):
+    assert killed(run, "settle:written@2") == -9
+    path = run.run.released / FILES["cells-lloyd-1"]
+    whole, charged = path.read_bytes(), read_state(run.run, run.lock).charged
+    path.write_bytes(whole[:-1] + b"\x01")
+    with pytest.raises(ReplayError, match="not what the transcript settled"):
+        release_moments(run)
+    path.unlink()
+    with pytest.raises(MissingError):
+        release_moments(run)
+    assert read_state(run.run, run.lock).charged == charged
+    path.write_bytes(whole)
+    release_moments(run)
+    check_whole(run, 0)
+
+
+def test_without_a_spare_a_lost_round_ends_the_release(tmp_path):
+    verified = planned(tmp_path, *pictures(50), spares=0)
+    assert killed(verified, "mechanism:done@2") == -9
+    charged = read_state(verified.run, verified.lock).charged
+    with pytest.raises(BudgetError, match="no slot of cells-lloyd-1 is left") as error:
+        release_moments(verified)
+    assert error.value.exit_code == 3
+    assert read_state(verified.run, verified.lock).charged == charged
+
+
+def test_each_round_has_noise_of_its_own(run, monkeypatch):
+    streams = []
+    ours = NoiseSource.for_run.__func__
+
+    def watched(cls, lock, stream):
+        streams.append(stream)
+        return ours(cls, lock, stream)
+
+    monkeypatch.setattr(NoiseSource, "for_run", classmethod(watched))
+    release_moments(run)
+    assert len(set(streams)) == len(streams) == len(FILES)
+
+
+def without_records(monkeypatch):
+    """As if every record were undeclared or not finite: `check` lets no file be empty."""
+    nothing = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
+    monkeypatch.setattr(session, "encode_private", lambda verified, representation: nothing)
+
+
+def test_an_unsafe_seed_never_repeats_noise_across_rounds(tmp_path, monkeypatch):
+    """A test's fixed seed gives the rounds, which are alike, streams of their own."""
+    planned(tmp_path, *pictures(5))
+    without_records(monkeypatch)
+    verified = make_run(tmp_path / "plan.yaml", tmp_path / "run", unsafe_seed=1)
+    release_moments(verified)
+    first, second = (load_cells(verified.run.released / FILES[f"cells-lloyd-{n}"]) for n in (1, 2))
+    assert not np.isclose(first.counts, second.counts).any()  # no record: noise alone
+
+
+def test_without_any_record_the_release_is_noise_and_finite(run, monkeypatch):
+    without_records(monkeypatch)
+    release_moments(run)
+    check_whole(run, 0)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        pictures(1),
+        (np.full((40, 8, 8), 7, np.uint8), np.ones(40, np.int64)),
+        pictures(160),
+    ],
+    ids=["one", "equal", "more-than-declared"],
+)
+def test_any_number_of_records_makes_a_finite_release(tmp_path, records):
+    verified = planned(tmp_path, *records)
+    found = release_moments(verified)
+    assert set(found["rounds"]) == set(FILES)
+    moments = load_moments(verified.run.released / "moments.safetensors")
+    for name in list(FILES)[1:]:
+        cells = load_cells(verified.run.released / FILES[name])
+        assert cells.clip == moments.radius
+        assert 0 < cells.radius <= 2 * cells.clip
+        assert (np.linalg.norm(cells.centres, axis=-1) <= cells.clip * (1 + 1e-12)).all()
+    assert cells.seconds is not None
+    check_whole(verified, 0)

@@ -1,10 +1,11 @@
 """Score a shipped plan over several runs with fresh noise: `python -m benchmarks.results NAME`.
 
-NAME is `digits`, `mnist-class`, `mnist-paper` (its release alone, with the whole epsilon),
-`mnist-flow`, or the path of a plan. Every run spends its own budget with fresh noise; the public
-stages are made once and copied, since they are not what varies. Each row is a mean and a standard
-deviation over runs of figures that `dpsynth evaluate` measures (docs/evaluation.md), beside the
-ceiling and the floor of the same protocol. Prints a table, or JSON with `--json`.
+NAME is that of a file of `plans/`, such as `digits` or `mnist-class`, or the path of a plan;
+`mnist-paper` is its release alone, with the whole epsilon. Every run spends its own budget with
+fresh noise; the public stages are made once and copied, since they are not what varies. Each row
+is a mean and a standard deviation over runs of figures that `dpsynth evaluate` measures
+(docs/evaluation.md), beside the ceiling and the floor of the same protocol. Prints a table, or
+JSON with `--json`.
 """
 
 import argparse
@@ -16,7 +17,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpsynth.planning.schema import IdxSource
 
 PLANS = Path(__file__).resolve().parent.parent / "plans"
 MEASURES = ("accuracy", "frechet", "precision", "recall")
@@ -30,7 +34,7 @@ OTHERS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("plan", help="digits, mnist-class, mnist-paper, mnist-flow, or a path")
+    parser.add_argument("plan", help="name of a file of plans/, or a path")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path("runs/bench"))
     parser.add_argument("--json", action="store_true")
@@ -87,12 +91,17 @@ def dpsynth(*arguments: str | Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def share_public(plan_file: Path, first: Path, run: Path) -> None:
-    """Give a new run the public room, and the evaluation's references, of the first one."""
-    if not (run / "plan.lock.json").exists():
-        dpsynth("plan", plan_file, "--run", run)
-        shutil.copytree(first / "public", run / "public", dirs_exist_ok=True)
-        shutil.copytree(first / "curator/cache", run / "curator/cache", dirs_exist_ok=True)
+def share_public(plan_file: Path, first: Path | None, run: Path) -> None:
+    """Plan a run that has spent nothing yet; it takes over what the `first` run has in common.
+
+    That is the public room and the evaluation's references.
+    """
+    if (run / "transcript.jsonl").exists():
+        return
+    dpsynth("plan", plan_file, "--run", run)
+    for room in ("public", "curator/cache"):
+        if first is not None and first != run and (first / room).exists():
+            shutil.copytree(first / room, run / room, dirs_exist_ok=True)
 
 
 def chain(plan_file: Path, run: Path) -> float | None:
@@ -137,24 +146,30 @@ def fashion_distance(run: Path) -> float | None:
 
     None where the plan has no Fashion-MNIST beside it.
     """
+    from dpsynth.planning.schema import IdxSource
     from dpsynth.planning.verify import load_verified
 
     verified = load_verified(run)
-    source = verified.plan.public[0]
-    images = getattr(source, "images", None)
-    if not isinstance(images, Path) or "fashion" not in images.parent.name:
+    sources = [source for source in verified.plan.public if isinstance(source, IdxSource)]
+    fashion = [source for source in sources if "fashion" in source.images.parent.name]
+    if not fashion:
         return None
     from dpsynth.assess.evaluate import distance_to_held_out
-    from dpsynth.planning.schema import IdxSource
     from dpsynth.public.sources import read_public
 
-    test = IdxSource(
-        kind="idx",
-        images=images.with_name("t10k-images-idx3-ubyte.gz"),
-        labels=images.with_name("t10k-labels-idx1-ubyte.gz"),
-    )
+    test = test_files(fashion[0])
     public = read_public(verified.plan.model_copy(update={"public": [test]}))
     return distance_to_held_out(verified, public.images)
+
+
+def test_files(source: "IdxSource") -> "IdxSource":
+    """The test set that lies beside an IDX training set, under the names that MNIST's have."""
+    return source.model_copy(
+        update={
+            "images": source.images.with_name("t10k-images-idx3-ubyte.gz"),
+            "labels": source.labels.with_name("t10k-labels-idx1-ubyte.gz"),
+        }
+    )
 
 
 def row_name(plan_file: Path, model: str) -> str:

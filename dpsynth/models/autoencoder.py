@@ -1,7 +1,9 @@
 """A small convolutional autoencoder for images of any height, width and channel count.
 
-No layer looks across the batch, so in eval mode a record's code depends on that record alone.
+In eval mode no layer looks across the batch, so a record's code depends on that record alone.
 """
+
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,9 +31,23 @@ class ConvAutoencoder(nn.Module):
 
     Images enter as floats in [0, 1], shape (n, C, H, W); they are padded at the right and the
     bottom to a multiple of the total stride, and logits are cropped back.
+
+    `hidden` units stand between convolutions and code, 8 `base` of them unless given. With `norm`
+    every layer but the two that end in code and pixels is normalised over the batch in training
+    (Ioffe and Szegedy 2015), and by the public averages of that training in eval mode.
     """
 
-    def __init__(self, height: int, width: int, channels: int, code: int, base: int) -> None:
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        channels: int,
+        code: int,
+        base: int,
+        *,
+        hidden: int | None = None,
+        norm: bool = False,
+    ) -> None:
         super().__init__()
         levels = halvings(height, width)
         stride = 2**levels
@@ -41,19 +57,21 @@ class ConvAutoencoder(nn.Module):
         rows, columns = (height + self._pad[1]) // stride, (width + self._pad[0]) // stride
         widths = [base * min(2**level, 2) for level in range(levels)]
         self._grid = (widths[-1], rows, columns)
-        flat, hidden = widths[-1] * rows * columns, 8 * base
+        flat = widths[-1] * rows * columns
+        hidden = 8 * base if hidden is None else hidden
         down: list[nn.Module] = []
         for before, after in zip([channels, *widths[:-1]], widths, strict=True):
-            down += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.GELU()]
+            down += _activated(
+                nn.Conv2d(before, after, 4, stride=2, padding=1, bias=not norm), after, norm
+            )
         self.down = nn.Sequential(
-            *down, nn.Flatten(), nn.Linear(flat, hidden), nn.GELU(), nn.Linear(hidden, code)
+            *down, nn.Flatten(), *_linear(flat, hidden, norm), nn.Linear(hidden, code)
         )
-        self.lift = nn.Sequential(
-            nn.Linear(code, hidden), nn.GELU(), nn.Linear(hidden, flat), nn.GELU()
-        )
+        self.lift = nn.Sequential(*_linear(code, hidden, norm), *_linear(hidden, flat, norm))
         up: list[nn.Module] = []
         for before, after in zip(widths[:0:-1], widths[-2::-1], strict=True):
-            up += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1), nn.GELU()]
+            layer = nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=not norm)
+            up += _activated(layer, after, norm)
         self.up = nn.Sequential(
             *up, nn.ConvTranspose2d(widths[0], channels, 4, stride=2, padding=1)
         )
@@ -85,15 +103,43 @@ class ConvAutoencoder(nn.Module):
         return self.decode(codes)
 
 
-def reconstruction_loss(logits: Tensor, images: Tensor) -> Tensor:
-    """Cross-entropy of pixels, mean over all of them: keeps thin strokes dark and sharp."""
+def _linear(before: int, after: int, norm: bool) -> list[nn.Module]:
+    """A hidden linear layer and what follows it."""
+    return _activated(nn.Linear(before, after, bias=not norm), after, norm)
+
+
+def _activated(layer: nn.Module, width: int, norm: bool) -> list[nn.Module]:
+    """The layer, then GELU; with `norm`, then batch normalisation of its `width` and ReLU."""
+    if not norm:
+        return [layer, nn.GELU()]
+    flat = isinstance(layer, nn.Linear)
+    return [layer, nn.BatchNorm1d(width) if flat else nn.BatchNorm2d(width), nn.ReLU()]
+
+
+def reconstruction_loss(
+    logits: Tensor, images: Tensor, kind: Literal["cross-entropy", "squares"] = "cross-entropy"
+) -> Tensor:
+    """Loss of pixels, mean over all of them.
+
+    Cross-entropy keeps thin strokes dark and sharp. Squared errors of the sigmoid, times 4 so that
+    their gradients are of the same size, say less about greys that no code can tell.
+    """
+    if kind == "squares":
+        return 4.0 * (logits.sigmoid() - images).square().mean()
     return functional.binary_cross_entropy_with_logits(logits, images)
 
 
 def build_autoencoder(settings: Representation, image: ImageShape) -> ConvAutoencoder:
     """The autoencoder that the plan declares, with freshly drawn weights."""
+    options = settings.autoencoder
     return ConvAutoencoder(
-        image.height, image.width, image.channels, settings.code, settings.autoencoder.width
+        image.height,
+        image.width,
+        image.channels,
+        settings.code,
+        options.width,
+        hidden=options.hidden,
+        norm=options.norm,
     )
 
 

@@ -16,6 +16,20 @@ ROTATION, LOG_SCALE, SHEAR, SHIFT = 0.25, 0.2, 0.3, 0.1
 ELASTIC, KNOTS = 0.06, 5
 # How far towards the full dilation and erosion over 3 by 3 pixels thickness may go.
 THICKER, THINNER = 0.7, 0.4
+# One way of deforming at a time, for what `released.template` asks about a shape.
+WAYS = (
+    "rotation",
+    "shear",
+    "width",
+    "height",
+    "shift across",
+    "shift down",
+    "thickness",
+    "elastic",
+    "fine elastic",
+)
+# Knots and standard deviation of each elastic way.
+_ELASTIC_WAYS = {"elastic": (3, 0.05), "fine elastic": (5, 0.05)}
 LEAST_SIDE = 16  # below, 3 by 3 pixels are no stroke's edge but the whole stroke
 
 
@@ -37,6 +51,29 @@ def deform(images: Tensor, strength: float, source: torch.Generator) -> Tensor:
     if min(images.shape[-2:]) < LEAST_SIDE:
         return moved
     return _thickness(moved, _uniform(count, strength, source))
+
+
+def deform_one_way(images: Tensor, way: str, strength: float, source: torch.Generator) -> Tensor:
+    """Each image (n, C, H, W) in [0, 1] deformed in one of `WAYS`, by a random amount."""
+    count = len(images)
+    amount = _uniform(count, strength, source)
+    if way == "thickness":
+        return _thickness(images, amount) if min(images.shape[-2:]) >= LEAST_SIDE else images
+    nothing = torch.zeros(count)
+    sizes = {"rotation": ROTATION, "shear": SHEAR, "width": LOG_SCALE, "height": LOG_SCALE}
+    sizes |= {"shift across": SHIFT, "shift down": SHIFT}
+    moved = {name: amount * size if name == way else nothing for name, size in sizes.items()}
+    grid = _affine_grid(
+        images,
+        moved["rotation"],
+        torch.stack([moved["width"], moved["height"]]).exp(),
+        moved["shear"],
+        torch.stack([moved["shift across"], moved["shift down"]], dim=1),
+    )
+    if way in _ELASTIC_WAYS:
+        knots, size = _ELASTIC_WAYS[way]
+        grid = grid + _elastic(images, strength * size, source, knots)
+    return _resampled(images, grid, "zeros")
 
 
 def jitter(
@@ -76,11 +113,11 @@ def _affine_grid(
     return functional.affine_grid(theta, list(images.shape), align_corners=False)
 
 
-def _elastic(images: Tensor, size: float, source: torch.Generator) -> Tensor:
+def _elastic(images: Tensor, size: float, source: torch.Generator, knots: int = KNOTS) -> Tensor:
     """A smooth displacement (n, H, W, 2) in grid units: few normal knots, upsampled bicubically."""
-    knots = size * torch.randn(len(images), 2, KNOTS, KNOTS, generator=source)
+    drawn = size * torch.randn(len(images), 2, knots, knots, generator=source)
     field = functional.interpolate(
-        knots, size=images.shape[-2:], mode="bicubic", align_corners=True
+        drawn, size=images.shape[-2:], mode="bicubic", align_corners=True
     )
     return field.permute(0, 2, 3, 1)
 

@@ -16,11 +16,11 @@ FIRST = "moments"
 LAST = "cells"
 """Name of the last round: cell moments."""
 
-PRECISION = 6.0
+PRECISION = 13.0
 """c of the rule: an average cell's mean must be known to about 1/c of the clip radius."""
 MOST = 16
 """More cells than this are never chosen by the rule; a plan may declare them."""
-SHARES = RoundShares(first=0.45, lloyd=0.15, last=0.40)
+SHARES = RoundShares(first=0.3, lloyd=0.1, last=0.6)
 
 # A round with less of the budget than this releases noise alone, beyond what the sampler draws.
 _LEAST_SHARE = 1e-6
@@ -88,9 +88,9 @@ def cells_worth(capacity: int, classes: int, dim: int, epsilon: float, delta: fl
     classes and code size. The quotient is rounded to the nearest whole number.
 
     >>> [cells_worth(60_000, 10, 48, epsilon, 1e-5) for epsilon in (0.03, 0.1, 0.3, 1.0)]
-    [1, 3, 9, 16]
+    [1, 1, 4, 14]
     >>> cells_worth(1_500, 10, 16, 3.0, 1e-5), cells_worth(10, 10, 512, 1e-9, 1e-9)
-    (4, 1)
+    (2, 1)
     """
     noise = math.sqrt(2 * (math.log(1.25) - math.log(delta))) / epsilon
     # Divided one by one: a product of extremes could overflow or vanish.
@@ -99,12 +99,12 @@ def cells_worth(capacity: int, classes: int, dim: int, epsilon: float, delta: fl
 
 
 def lloyd_rounds(most: int) -> int:
-    """DP-Lloyd rounds for `most` cells a class: centres of few cells hardly need moving.
+    """DP-Lloyd rounds for `most` cells a class: one, for a second one costs more than it moves.
 
-    >>> [lloyd_rounds(most) for most in (1, 2, 5, 6, 16)]
-    [0, 1, 1, 2, 2]
+    >>> [lloyd_rounds(most) for most in (1, 2, 16)]
+    [0, 1, 1]
     """
-    return 2 if most >= 6 else 1 if most >= 2 else 0
+    return 1 if most >= 2 else 0
 
 
 def _shared(cells: Cells, most: int, lloyd: int) -> Rounds:
@@ -119,6 +119,6 @@ def _shared(cells: Cells, most: int, lloyd: int) -> Rounds:
         raise PlanError(
             f"stages.moments.cells.shares leaves a round less than {_LEAST_SHARE:g} of the budget",
             hint="write shares nearer to one another, such as "
-            "`shares: {first: 0.45, lloyd: 0.15, last: 0.4}`",
+            "`shares: {first: 0.3, lloyd: 0.1, last: 0.6}`",
         )
     return Rounds(most, lloyd, first, each, last)

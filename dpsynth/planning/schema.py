@@ -158,7 +158,11 @@ class Autoencoder(Section):
     """Public training of the small convolutional autoencoder.
 
     `deform`: strength of the affine, elastic and thickness deformation under which images are
-    seen; 0 leaves the coarser affine map and `strokes` of earlier plans.
+    seen; 0 leaves the coarser affine map of earlier plans. Above 0 `strokes` turns images of other
+    sources than letters and glyphs into strokes first, and batches are half letters or glyphs.
+    `hidden`: units between convolutions and code (8 `width` unless given). `norm`: batch
+    normalisation and ReLU after every hidden layer. `loss`: of pixels. `precision`: of this
+    training alone; records are always encoded in float32.
     """
 
     width: PositiveInt = 32
@@ -168,6 +172,16 @@ class Autoencoder(Section):
     latent_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     strokes: bool = True
     deform: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = _later(0.0)
+    hidden: PositiveInt | None = _later(None)
+    norm: bool = _later(False)
+    loss: Literal["cross-entropy", "squares"] = _later("cross-entropy")
+    precision: Literal["float32", "bfloat16"] = _later("float32")
+
+    @model_validator(mode="after")
+    def _batch_has_a_spread(self) -> "Autoencoder":
+        if self.norm and self.batch < 2:
+            raise ValueError("norm: true needs batch: 2 or more (a batch's own mean and spread)")
+        return self
 
 
 class Representation(Section):
@@ -209,7 +223,7 @@ class Cells(Section):
     most: Annotated[int, Field(ge=1, le=256)] | None = None
     lloyd: Annotated[int, Field(ge=0, le=16)] | None = None
     shares: RoundShares | None = None
-    blocks: Blocks = Blocks(count=0.03, sum=0.27, second=0.7)
+    blocks: Blocks = Blocks(count=0.02, sum=0.08, second=0.9)
     template: bool = True
 
 

@@ -17,15 +17,31 @@ AFFINE_SHARE = 0.7
 LEAST_SIDE = 16  # below, a gradient over 3 by 3 pixels blurs a glyph instead of outlining it
 
 
-def seen(images: Tensor, settings: Autoencoder, source: torch.Generator) -> Tensor:
+def seen(
+    images: Tensor, settings: Autoencoder, source: torch.Generator, drawn: Tensor | None = None
+) -> Tensor:
     """Images as training sees them, (n, C, H, W) in [0, 1]: deformed where the plan says so.
 
-    With `deform` above 0 that deformation takes the place of the affine map and of strokes.
+    With `deform` above 0 that deformation takes the place of the affine map, and only images that
+    are not `drawn` (n,) become strokes before it: letters are strokes already. None: none is drawn.
     """
-    if settings.deform > 0:
-        deformed = deform(images, settings.deform, source)
-        return _some(DEFORM_SHARE, images, deformed, source)
-    return augment(images, strokes=settings.strokes, source=source)
+    if settings.deform <= 0:
+        return augment(images, strokes=settings.strokes, source=source)
+    if settings.strokes:
+        images = _natural_strokes(images, drawn, source)
+    deformed = deform(images, settings.deform, source)
+    return _some(DEFORM_SHARE, images, deformed, source)
+
+
+def _natural_strokes(images: Tensor, drawn: Tensor | None, source: torch.Generator) -> Tensor:
+    """The images, each that is not `drawn` turned into strokes with probability STROKE_SHARE."""
+    natural = torch.ones(len(images), dtype=torch.bool) if drawn is None else ~drawn
+    if min(images.shape[-2:]) < LEAST_SIDE or not natural.any():
+        return images
+    chosen = images[natural]
+    changed = images.clone()
+    changed[natural] = _some(STROKE_SHARE, chosen, to_strokes(chosen, source), source)
+    return changed
 
 
 def augment(images: Tensor, *, strokes: bool, source: torch.Generator) -> Tensor:

@@ -1,7 +1,8 @@
-"""`dpsynth pretrain`: everything that comes from public data, in three resumable stages.
+"""`dpsynth pretrain`: everything that comes from public data, in resumable stages.
 
-`geometry.safetensors` (the code space), `prior.safetensors` (the velocity prior), and last
-`calibration.json`, which names both by hash and whose own hash every charge carries. A stage is
+`geometry.safetensors` (the code space), `prior.safetensors` (the velocity prior), for plans with
+cells `within.safetensors` (how public codes spread inside their classes), and last
+`calibration.json`, which names them by hash and whose own hash every charge carries. A stage is
 skipped when its file says that it was made by the same recipe: settings, seed, public content.
 """
 
@@ -29,7 +30,6 @@ from dpsynth.console import note, progress
 from dpsynth.errors import BudgetError, DpsynthError
 from dpsynth.models.autoencoder import as_bytes, pixels
 from dpsynth.models.field import AnalyticField
-from dpsynth.models.finish import gain_for
 from dpsynth.models.seeding import generator
 from dpsynth.models.velocity import save_velocity
 from dpsynth.planning.schema import Moments, Plan
@@ -49,15 +49,18 @@ from dpsynth.public.representation import (
     save_geometry,
     standardised,
 )
+from dpsynth.public.sharpening import source_gains
 from dpsynth.public.sources import PublicImages, read_public
+from dpsynth.public.within import WITHIN, save_within, uses_within, within_covariance
 
 PRIOR, TAU_PLOT, SHEET = "prior.safetensors", "tau.png", "reconstructions.png"
 FORMAT = "dpsynth-calibration-1"
 SHEET_IMAGES = 16
-SHARPEN_IMAGES = 5_000
 _PART = 2_000
 # Part of every recipe: raise it when the same settings give another result.
 _VERSION = 1
+# Part of the recipes of plans that deform, and of those that sharpen: the same for them alone.
+_DEFORMED, _SHARPENED = 2, 2
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
     wide = torch.cat([codes, representation.encode(augmented)])
     labels = torch.from_numpy(job.public.labels)
     _prior_stage(job, wide, labels.repeat(2), geometry_hash)
+    _within_stage(job, codes, labels, geometry_hash)
     facts = _calibration_stage(job, representation, codes, wide, labels)
     _sheet(job, representation, augmented)
     return facts
@@ -136,6 +140,7 @@ def _fit_codec(job: _Job) -> Codec:
             settings,
             job.plan.private.image,
             seed=job.plan.public_seed,
+            drawn=job.public.drawn,
             advance=bar.advance,
         )
     return AutoencoderCodec(model)
@@ -161,6 +166,17 @@ def _prior_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -
     save_velocity(model, path, plan.velocity, room="public", recipe=recipe)
 
 
+def _within_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -> None:
+    if not uses_within(job.plan):
+        return
+    path, recipe = job.run.public / WITHIN, _within_recipe(job, geometry_hash)
+    if _made_by(path, recipe):
+        note("spread of public codes: kept")
+        return
+    job.stale(path)
+    save_within(path, within_covariance(codes, labels), recipe)
+
+
 def _calibration_stage(
     job: _Job,
     representation: Representation,
@@ -175,11 +191,10 @@ def _calibration_stage(
     large only adds noise.
     """
     path = job.run.public / CALIBRATION
-    geometry_hash = sha256_file(job.run.public / GEOMETRY)
-    prior_hash = sha256_file(job.run.public / PRIOR)
+    hashes = _hashes(job)
     settings = _moments(job.plan)
     quantile = job.plan.representation.clip_quantile
-    recipe = _calibration_recipe(job, geometry_hash, prior_hash)
+    recipe = _calibration_recipe(job, *hashes.values())
     if (kept := _kept_calibration(path, recipe)) is not None:
         note("calibration: kept")
         return kept
@@ -196,12 +211,12 @@ def _calibration_stage(
         "tau": tau,
         "tau_curve": curve.to_json(),
         "dim": codes.shape[1],
-        "geometry_sha256": geometry_hash,
-        "prior_sha256": prior_hash,
+        **hashes,
         "sources": [source.to_json() for source in job.public.sources],
     }
     if job.plan.sampling.sharpen == "public":
-        facts["sharpen_gain"] = _sharpen_gain(job, representation, codes)
+        gains = source_gains(representation, job.public, job.plan.public_seed + 4)
+        facts |= {"sharpen_gains": gains, "sharpen_gain": min(gains)}
     write_json(path, facts)
     return facts
 
@@ -220,22 +235,15 @@ def _tau(
     return curve, calibrate.knee(np.array(curve.t), np.array(curve.weighted))
 
 
-def _sharpen_gain(job: _Job, representation: Representation, codes: Tensor) -> float:
-    """The gain that gives decoded public images the gradient energy of the originals."""
-    source = generator(job.plan.public_seed + 4)
-    chosen = torch.randperm(len(codes), generator=source)[:SHARPEN_IMAGES]
-    originals = pixels(torch.from_numpy(job.public.images)[chosen])
-    return gain_for(representation.decode_pixels(codes[chosen]).float(), originals)
-
-
 def _augmented(job: _Job) -> NDArray[np.uint8]:
     """One altered copy of every public image, as the autoencoder's training sees it."""
     source = generator(job.plan.public_seed + 3)
     settings = job.plan.representation.autoencoder
-    images, parts = torch.from_numpy(job.public.images), []
+    images, drawn = torch.from_numpy(job.public.images), torch.from_numpy(job.public.drawn)
+    parts = []
     for start in range(0, len(images), _PART):
-        part = pixels(images[start : start + _PART])
-        parts.append(as_bytes(seen(part, settings, source)))
+        part = slice(start, start + _PART)
+        parts.append(as_bytes(seen(pixels(images[part]), settings, source, drawn[part])))
     return np.concatenate(parts)
 
 
@@ -253,7 +261,9 @@ def _sheet(job: _Job, representation: Representation, augmented: NDArray[np.uint
 def _geometry_recipe(job: _Job) -> str:
     # As the plan's hash sees it: a later key at its default leaves older recipes as they are.
     settings = job.plan.facts()["representation"]
-    return job.recipe("representation", {k: v for k, v in settings.items() if k != "clip_quantile"})
+    later = [_DEFORMED] if job.plan.representation.autoencoder.deform > 0 else []
+    kept = {k: v for k, v in settings.items() if k != "clip_quantile"}
+    return job.recipe("representation", kept, *later)
 
 
 def _prior_recipe(job: _Job, geometry_hash: str) -> str:
@@ -262,11 +272,24 @@ def _prior_recipe(job: _Job, geometry_hash: str) -> str:
     return job.recipe("prior", *parts, geometry_hash)
 
 
-def _calibration_recipe(job: _Job, geometry_hash: str, prior_hash: str) -> str:
+def _within_recipe(job: _Job, geometry_hash: str) -> str:
+    return job.recipe("within", geometry_hash)
+
+
+def _calibration_recipe(job: _Job, *hashes: str) -> str:
+    """`hashes`: of the files that the calibration names, in the order of `_hashes`."""
     settings = _moments(job.plan).model_dump(include={"covariance", "rank", "floor"})
     quantile = job.plan.representation.clip_quantile
-    later = ["sharpen"] if job.plan.sampling.sharpen == "public" else []
-    return job.recipe("calibration", settings, quantile, geometry_hash, prior_hash, *later)
+    later = ["sharpen", _SHARPENED] if job.plan.sampling.sharpen == "public" else []
+    return job.recipe("calibration", settings, quantile, *hashes, *later)
+
+
+def _hashes(job: _Job) -> dict[str, str]:
+    """What the calibration says of the files beside it."""
+    names = {"geometry_sha256": GEOMETRY, "prior_sha256": PRIOR}
+    if uses_within(job.plan):
+        names["within_sha256"] = WITHIN
+    return {key: sha256_file(job.run.public / name) for key, name in names.items()}
 
 
 def _moments(plan: Plan) -> Moments:
@@ -277,13 +300,16 @@ def _moments(plan: Plan) -> Moments:
 def _finished(job: _Job) -> dict[str, Any] | None:
     """The calibration, when every file of the room is there and made by this recipe."""
     room = job.run.public
-    if not all((room / name).exists() for name in (GEOMETRY, PRIOR, TAU_PLOT, SHEET)):
+    within = [WITHIN] if uses_within(job.plan) else []
+    if not all((room / name).exists() for name in (GEOMETRY, PRIOR, TAU_PLOT, SHEET, *within)):
         return None
-    geometry_hash, prior_hash = sha256_file(room / GEOMETRY), sha256_file(room / PRIOR)
-    made = _made_by(room / GEOMETRY, _geometry_recipe(job)) and _made_by(
-        room / PRIOR, _prior_recipe(job, geometry_hash)
-    )
-    recipe = _calibration_recipe(job, geometry_hash, prior_hash)
+    hashes = _hashes(job)
+    geometry_hash = hashes["geometry_sha256"]
+    recipes = {GEOMETRY: _geometry_recipe(job), PRIOR: _prior_recipe(job, geometry_hash)}
+    if within:
+        recipes[WITHIN] = _within_recipe(job, geometry_hash)
+    made = all(_made_by(room / name, recipe) for name, recipe in recipes.items())
+    recipe = _calibration_recipe(job, *hashes.values())
     return _kept_calibration(room / CALIBRATION, recipe) if made else None
 
 

@@ -11,6 +11,9 @@ from dpsynth.errors import DataError, MissingError
 from dpsynth.planning.schema import ImageShape, Plan, Source
 from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
 
+DRAWN = ("letters", "glyphs")
+"""Kinds of sources whose images are drawn by dpsynth: white strokes on black."""
+
 
 @dataclass(frozen=True)
 class SourceFacts:
@@ -39,6 +42,18 @@ class PublicImages:
     classes: int
     sources: tuple[SourceFacts, ...]
 
+    @property
+    def source(self) -> NDArray[np.int64]:
+        """Of which source each image is, (n,): its place in `sources`."""
+        counts = [facts.count for facts in self.sources]
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @property
+    def drawn(self) -> NDArray[np.bool_]:
+        """Which images (n,) come from a source of letters or glyphs."""
+        kinds = np.array([facts.kind in DRAWN for facts in self.sources])
+        return kinds[self.source]
+
 
 def read_public(plan: Plan) -> PublicImages:
     """Read every public source, resized (antialiased) and converted to the plan's image shape.
@@ -60,7 +75,7 @@ def read_public(plan: Plan) -> PublicImages:
 
 def _read_one(source: Source, shape: ImageShape) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     # Letters have no size of their own: they are drawn at the plan's.
-    drawn = source.kind in {"letters", "glyphs"}
+    drawn = source.kind in DRAWN
     reader = open_source(source, None, shape if drawn else None)
     missing = [path for path in reader.files() if not path.exists()]
     if missing:

@@ -24,6 +24,7 @@ _LEAST_SHARE = 0.5
 # ... and so many deviations of a count's noise, or nobody knows whether it is there.
 _LEAST_STDS = 2.0
 _SMALLEST_RADIUS = 2.0**-10  # of R
+_LEAN = 100.0  # draws that a class's whole covariance counts for, in a cell's
 
 
 def cells_by_class(
@@ -102,6 +103,28 @@ def residual_radius(
     place = int(np.searchsorted(passed, quantile * passed[-1]))
     chosen = float(distances[order[min(place, len(order) - 1)]])
     return min(max(chosen, _SMALLEST_RADIUS * radius), 2 * radius)
+
+
+def cut_covariances(
+    gaussians: ClassGaussians, centres: Array, used: NDArray[np.bool_], radius: float, seed: int
+) -> Array:
+    """Covariances (Y, K, d, d) of the released draws that fall into each cell.
+
+    How cutting a class into cells shapes them, where the class is Gaussian. A cell that few draws
+    reach leans towards its class's whole covariance; so does an unused one.
+    """
+    found = np.repeat(gaussians.covariances[:, None], centres.shape[1], axis=1)
+    for y, draws in enumerate(_draws(gaussians, radius, seed)):
+        places = np.flatnonzero(used[y])
+        nearest = np.argmin([_square(draws - centre) for centre in centres[y, places]], axis=0)
+        for number, place in enumerate(places.tolist()):
+            own = draws[nearest == number]
+            if len(own) > 1:
+                share = len(own) / (len(own) + _LEAN)
+                found[y, place] += share * (
+                    np.cov(own.T).reshape(found[y, place].shape) - found[y, place]
+                )
+    return found
 
 
 def into_ball(points: Array, radius: float) -> Array:

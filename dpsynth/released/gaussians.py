@@ -5,13 +5,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dpsynth.artifacts.cells import NAME as CELLS_NAME
+from dpsynth.artifacts.cells import load_cells
 from dpsynth.artifacts.files import sha256_file
-from dpsynth.artifacts.moments import load_moments
+from dpsynth.artifacts.moments import ReleasedMoments, load_moments
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.field import AnalyticField
 from dpsynth.planning.schema import Moments, Plan
+from dpsynth.public.representation import load_representation
+from dpsynth.public.within import load_within
+from dpsynth.released.cells import estimate_cells
 from dpsynth.released.estimate import ClassMixtures, as_mixtures, estimate
+from dpsynth.released.template import Templates
 
 
 class ReleasedMixture:
@@ -61,21 +67,31 @@ def load_mixture(run: RunDir, plan: Plan) -> tuple[ReleasedMixture, str]:
     """The released mixtures, and the SHA-256 of the release that they come from.
 
     Raises:
-        MissingError: the moments were not released yet.
+        MissingError: the moments, or a later round, were not released yet.
         UsageError: the plan has no moments stage.
     """
-    if plan.stages.moments is None:
+    settings = plan.stages.moments
+    if settings is None:
         raise UsageError("the plan has no moments stage", hint="declare stages.moments in the plan")
-    if not moments_path(run).exists():
-        raise MissingError("no moments were released yet", hint="dpsynth release-moments RUN")
-    mixtures, digest = _estimated(run, plan.stages.moments)
-    return ReleasedMixture(mixtures), digest
+    files = [moments_path(run)] + ([run.released / CELLS_NAME] if settings.cells else [])
+    if not all(path.exists() for path in files):
+        raise MissingError(
+            "no moments were released yet, or not every round of them",
+            hint="dpsynth release-moments RUN",
+        )
+    moments = load_moments(files[0])
+    if settings.cells is None:
+        return ReleasedMixture(as_mixtures(estimate(moments, settings))), sha256_file(files[0])
+    # The last round rests on all that came before: its hash stands for them.
+    return ReleasedMixture(_of_cells(run, plan, settings, moments)), sha256_file(files[1])
 
 
-def _estimated(run: RunDir, settings: Moments) -> tuple[ClassMixtures, str]:
-    """What the released files say of every class, and their SHA-256."""
-    if settings.cells is not None:
-        # Class moments alone are not what such a plan declares: never stand in for its cells.
-        raise UsageError("the plan's cells cannot be estimated yet")
-    path = moments_path(run)
-    return as_mixtures(estimate(load_moments(path), settings)), sha256_file(path)
+def _of_cells(
+    run: RunDir, plan: Plan, settings: Moments, moments: ReleasedMoments
+) -> ClassMixtures:
+    """The mixtures of a plan with cells, from its first and its last round."""
+    templates = None
+    if settings.cells is not None and settings.cells.template:
+        templates = Templates(load_representation(run, plan), plan.public_seed + 5)
+    cells = load_cells(run.released / CELLS_NAME)
+    return estimate_cells(moments, cells, settings, templates, load_within(run, plan))

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 from dpsynth.models.autoencoder import (
     ConvAutoencoder,
@@ -35,6 +36,42 @@ def test_no_layer_keeps_statistics_or_drops_units():
     assert not list(model.buffers())
     images = torch.rand(2, 1, 28, 28)
     assert torch.equal(model.train()(images), model.eval()(images))
+
+
+@pytest.mark.parametrize(("height", "width", "channels"), [(8, 8, 1), (28, 28, 1), (64, 50, 3)])
+def test_norm_follows_every_layer_but_the_two_last(height, width, channels):
+    model = ConvAutoencoder(height, width, channels, code=5, base=4, hidden=24, norm=True)
+    assert model.decode(model.encode(torch.rand(3, channels, height, width))).shape == (
+        (3, channels, height, width)
+    )
+    layers = [layer for part in (model.down, model.lift, model.up) for layer in part]
+    weighted = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+    plain = [layer for layer in layers if isinstance(layer, weighted) and layer.bias is not None]
+    assert plain == [model.down[-1], model.up[-1]]
+    for layer, after, last in zip(layers, layers[1:], layers[2:], strict=False):
+        if isinstance(layer, weighted) and layer not in plain:
+            assert isinstance(after, nn.BatchNorm1d | nn.BatchNorm2d)
+            assert isinstance(last, nn.ReLU)
+    assert model.down[-1].in_features == model.lift[0].out_features == 24
+    assert not any(isinstance(layer, nn.GELU) for layer in layers)
+
+
+def test_a_normalised_code_does_not_depend_on_the_batch():
+    model = ConvAutoencoder(28, 28, 1, code=6, base=4, norm=True).double()
+    images = torch.rand(4, 1, 28, 28, dtype=torch.float64)
+    model(images)  # the averages move once
+    model.eval()
+    alone = torch.cat([model.encode(image[None]) for image in images])
+    torch.testing.assert_close(model.encode(images), alone, rtol=0, atol=1e-12)
+
+
+def test_losses_by_hand():
+    logits, images = torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.25]])
+    p = torch.sigmoid(logits)
+    entropy = -(images * p.log() + (1 - images) * (1 - p).log()).mean()
+    torch.testing.assert_close(reconstruction_loss(logits, images), entropy)
+    squares = 4 * ((p - images) ** 2).mean()
+    torch.testing.assert_close(reconstruction_loss(logits, images, "squares"), squares)
 
 
 def test_growing_codes_do_not_drown_the_noise():

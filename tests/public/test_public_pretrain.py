@@ -6,7 +6,7 @@ import torch
 from public_helpers import small_plan, stand_in, write_public
 
 from dpsynth.artifacts.files import read_json, sha256_file
-from dpsynth.errors import BudgetError
+from dpsynth.errors import BudgetError, MissingError, UsageError
 from dpsynth.models.autoencoder import as_bytes, pixels
 from dpsynth.models.finish import gradient_energy, sharpen
 from dpsynth.models.seeding import generator
@@ -17,6 +17,7 @@ from dpsynth.public.augment import augment, morphological_gradient, seen, to_str
 from dpsynth.public.pretrain import pretrain
 from dpsynth.public.prior import fit_prior
 from dpsynth.public.representation import load_representation
+from dpsynth.public.within import load_within, save_within, within_covariance
 
 
 @pytest.fixture(scope="module", params=["pca", "autoencoder"])
@@ -209,9 +210,10 @@ def test_new_keys_enter_the_recipes_that_they_change(tmp_path):
     assert module._calibration_recipe(job, "g", "p") == OLD_CALIBRATION
 
 
-def test_deformed_images_stand_in_the_place_of_strokes(monkeypatch):
+def test_deformation_stands_in_the_place_of_the_affine_map(monkeypatch):
     images = torch.rand(400, 1, 16, 16, generator=generator(0))
-    old, bent = small_plan().representation.autoencoder, with_autoencoder("x", deform=1.0)
+    old = small_plan().representation.autoencoder
+    bent = with_autoencoder("x", deform=1.0, strokes=False)
     first = seen(images, old, generator(1))
     assert torch.equal(first, augment(images, strokes=True, source=generator(1)))
     monkeypatch.setattr(augment_module, "augment", None)  # a call would raise
@@ -220,6 +222,21 @@ def test_deformed_images_stand_in_the_place_of_strokes(monkeypatch):
     assert torch.equal(found, seen(images, settings, generator(1)))
     untouched = (found == images).all(dim=(1, 2, 3)).float().mean()
     assert 0.12 < float(untouched) < 0.28
+
+
+def test_natural_images_become_strokes_before_they_are_deformed(monkeypatch):
+    images = torch.rand(600, 1, 16, 16, generator=generator(0))
+    drawn = torch.arange(600) % 3 == 0
+    settings = with_autoencoder("x", deform=1.0).representation.autoencoder
+    monkeypatch.setattr(augment_module, "deform", lambda images, strength, source: images)
+    same = (seen(images, settings, generator(1), drawn) == images).all(dim=(1, 2, 3))
+    assert same[drawn].all()
+    assert 0.23 < float(same[~drawn].float().mean()) < 0.37  # 1 - STROKE_SHARE
+    assert (seen(images, settings, generator(1), torch.ones(600).bool()) == images).all()
+    some = seen(images, settings, generator(1))  # nothing said: no image is drawn
+    assert not (some[drawn] == images[drawn]).all()
+    tiny = images[..., :8, :8]
+    assert torch.equal(seen(tiny, settings, generator(1), drawn), tiny)
 
 
 def test_the_autoencoder_learns_from_deformed_images(tmp_path):
@@ -247,3 +264,87 @@ def test_the_public_gain_restores_the_energy_of_public_images(tmp_path, done):
     assert gain == 4.0 or found == pytest.approx(wanted, rel=1e-3)
     assert abs(found - wanted) < abs(gradient_energy(decoded) - wanted)
     assert pretrain(verified) == facts
+
+
+def test_the_gain_is_the_smallest_that_a_source_supports(tmp_path):
+    """Fine noise loses more in the code space than wide bars: alone it asks for a larger gain."""
+    bars = write_public(tmp_path / "bars.npz")
+    noise = np.random.default_rng(1).integers(0, 256, (200, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", images=noise, labels=np.arange(200) % 2)
+    paths = (bars, tmp_path / "noise.npz")
+    public = [{"kind": "npz", "path": str(path)} for path in paths]
+    verified = stand_in(
+        small_plan(code=20, public=public, sampling={"sharpen": "public"}), tmp_path / "run"
+    )
+    facts = pretrain(verified)
+    gain = facts["sharpen_gain"]
+    assert gain == min(facts["sharpen_gains"]) < 0.9 * max(facts["sharpen_gains"])
+    space = load_representation(verified.run, verified.plan)
+    for path in paths:
+        data = np.load(path)["images"][..., None]
+        decoded = space.decode_pixels(space.encode(data)).float()
+        wanted = gradient_energy(pixels(torch.from_numpy(data)))
+        assert gradient_energy(sharpen(decoded, gain)) < 1.001 * wanted
+
+
+def with_cells(path, **changes):
+    return small_plan(path=path, stages={"moments": {"cells": {}}}, **changes)
+
+
+def test_plans_with_cells_keep_how_public_codes_spread(tmp_path, done):
+    assert "within_sha256" not in done[1]
+    assert load_within(done[0].run, done[0].plan) is None
+    path = write_public(tmp_path / "public.npz")
+    verified = stand_in(with_cells(path), tmp_path / "run")
+    facts = pretrain(verified)
+    file = verified.run.public / "within.safetensors"
+    assert facts["within_sha256"] == sha256_file(file)
+    data = np.load(path)
+    codes = load_representation(verified.run, verified.plan).encode(data["images"][..., None])
+    z = codes.double().numpy()
+    scatter = sum(
+        np.cov(z[data["labels"] == y].T, bias=True) * (data["labels"] == y).sum() for y in range(4)
+    )
+    found = load_within(verified.run, verified.plan)
+    np.testing.assert_allclose(found, scatter / (200 - 4), atol=1e-9)
+    assert found.dtype == np.float64
+    assert pretrain(verified) == facts
+
+
+def test_a_lost_or_foreign_spread_is_seen(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    verified = stand_in(with_cells(path), tmp_path / "run")
+    facts = pretrain(verified)
+    file = verified.run.public / "within.safetensors"
+    file.unlink()
+    with pytest.raises(MissingError, match="within"):
+        load_within(verified.run, verified.plan)
+    assert pretrain(verified) == facts
+    save_within(file, np.eye(6), "another")
+    with pytest.raises(UsageError, match="not the file"):
+        load_within(verified.run, verified.plan)
+    verified.run.transcript.write_text("{}\n")
+    with pytest.raises(BudgetError, match="would change"):
+        pretrain(verified)
+    with pytest.raises(UsageError, match="of 5 numbers"):
+        forged = {**facts, "within_sha256": sha256_file(file)}
+        verified.run.calibration.write_text(json.dumps(forged))
+        load_within(verified.run, with_cells(path, code=5))
+
+
+def test_spread_of_few_and_absent_classes_is_finite():
+    codes = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]])
+    pooled = within_covariance(codes, torch.tensor([0, 0, 3]))
+    np.testing.assert_allclose(pooled, [[2.0, 0.0], [0.0, 0.0]])
+    assert np.isfinite(within_covariance(codes[:1], torch.tensor([0]))).all()
+
+
+def test_the_normalised_net_in_half_precision_pretrains_alike_twice(tmp_path):
+    """Fewer steps than a plan takes; the same bytes twice, and codes that tell images apart."""
+    path = write_public(tmp_path / "public.npz")
+    options = {"norm": True, "hidden": 16, "loss": "squares", "precision": "bfloat16"}
+    public = [{"kind": "npz", "path": str(path)}, {"kind": "glyphs", "count": 100}]
+    plan = with_autoencoder(path, deform=0.6, learning_rate=1e-2, **options)
+    plan = plan.model_copy(update={"public": small_plan(public=public).public})
+    hashes = [pretrain(stand_in(plan, tmp_path / name))["geometry_sha256"] for name in "ab"]
+    assert hashes[0] == hashes[1]

@@ -6,7 +6,7 @@ from public_helpers import small_plan
 from dpsynth.artifacts.files import sha256_file, write_json
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import MissingError, PlanError, UsageError
-from dpsynth.models.autoencoder import build_autoencoder
+from dpsynth.models.autoencoder import build_autoencoder, pixels
 from dpsynth.models.seeding import seeded_initialisation
 from dpsynth.public.geometry import fit_pca
 from dpsynth.public.representation import (
@@ -17,22 +17,35 @@ from dpsynth.public.representation import (
     standardised,
 )
 
+KINDS = ["pca", "autoencoder", "normed"]
+
 
 def images(count, seed=0, shape=(8, 8, 1)):
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def representation(kind, count=60):
-    plan = small_plan(kind)
     data = images(count)
     if kind == "pca":
+        plan = small_plan(kind)
         return plan, standardised(fit_pca(data, plan.representation.code), data, radius=2.0)
+    plan = small_plan("autoencoder") if kind == "autoencoder" else normed_plan()
     with seeded_initialisation(0):
-        model = build_autoencoder(plan.representation, plan.private.image).eval()
-    return plan, standardised(AutoencoderCodec(model), data, radius=2.0)
+        model = build_autoencoder(plan.representation, plan.private.image)
+    if kind == "normed":
+        with torch.no_grad():
+            for part in torch.from_numpy(data).split(20):  # averages of their own
+                model(pixels(part))
+    return plan, standardised(AutoencoderCodec(model.eval()), data, radius=2.0)
 
 
-@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
+def normed_plan():
+    options = {"width": 4, "batch": 32, "hidden": 20, "norm": True, "loss": "squares"}
+    settings = {"kind": "autoencoder", "code": 6, "autoencoder": options}
+    return small_plan(representation=settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_records_code_is_the_same_bits_in_any_company(kind, threads):
     _, space = representation(kind)
@@ -55,7 +68,7 @@ def test_a_records_code_is_the_same_bits_in_any_company(kind, threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_memory_layout_does_not_change_a_code(kind):
     _, space = representation(kind)
     record = images(1, seed=6)[0]
@@ -68,7 +81,7 @@ def test_memory_layout_does_not_change_a_code(kind):
     assert np.array_equal(space.encode_exact(np.asfortranarray(record)), expected)
 
 
-@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_exact_and_batched_codes_agree(kind):
     _, space = representation(kind)
     records = images(30, seed=7)
@@ -77,7 +90,7 @@ def test_exact_and_batched_codes_agree(kind):
     np.testing.assert_allclose(space.encode(records).numpy(), exact, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_public_codes_are_centred_with_unit_variance(kind):
     _, space = representation(kind)
     codes = space.encode(images(60)).double()
@@ -101,7 +114,7 @@ def test_pca_refuses_more_directions_than_there_are():
         fit_pca(images(50, shape=(3, 4, 1)), 13)
 
 
-@pytest.mark.parametrize("kind", ["pca", "autoencoder"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_save_and_load(kind, tmp_path):
     plan, space = representation(kind)
     run = RunDir.create(tmp_path / "run")
@@ -120,6 +133,22 @@ def test_save_and_load(kind, tmp_path):
     assert decoded.dtype == np.uint8
     assert decoded.shape == (4, *space.shape)
     assert np.array_equal(decoded, space.decode(codes))
+
+
+def test_a_loaded_net_is_the_saved_one_to_the_bit(tmp_path):
+    plan, space = representation("normed")
+    before = {name: value.clone() for name, value in space.codec.model.state_dict().items()}
+    path = tmp_path / "geometry.safetensors"
+    save_geometry(path, space, {})
+    back = load_geometry(path, plan)[0].codec.model
+    assert not back.training
+    after = back.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    back.encode(torch.rand(9, 1, 8, 8))  # encoding leaves the averages alone
+    assert all(torch.equal(before[name], value) for name, value in back.state_dict().items())
+    with pytest.raises(UsageError, match="does not fit"):
+        load_geometry(path, small_plan("autoencoder"))
 
 
 def test_another_geometry_than_calibrated_is_refused(tmp_path):

@@ -44,6 +44,8 @@ def test_sources_follow_each_other_with_classes_of_their_own(tmp_path):
     assert [facts.count for facts in found.sources] == [3, 2, 4, 5]
     assert [facts.kind for facts in found.sources] == ["npz", "npz", "letters", "glyphs"]
     assert (found.images[3:5] == 255).all()
+    assert found.source.tolist() == [0] * 3 + [1] * 2 + [2] * 4 + [3] * 5
+    assert found.drawn.tolist() == [False] * 5 + [True] * 9
     assert str(tmp_path) not in str([facts.to_json() for facts in found.sources])
 
 

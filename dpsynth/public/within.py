@@ -1,0 +1,74 @@
+"""How public codes spread inside their own classes: a shape that private cells may lean towards."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpsynth.artifacts.files import read_json, sha256_file
+from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.tensors import load_tensors, save_tensors
+from dpsynth.errors import UsageError, typed
+from dpsynth.planning.schema import Plan
+
+WITHIN = "within.safetensors"
+FORMAT = "dpsynth-within-1"
+
+
+def uses_within(plan: Plan) -> bool:
+    """Whether the plan's moments have cells: only then is the file made."""
+    return plan.stages.moments is not None and plan.stages.moments.cells is not None
+
+
+def within_covariance(codes: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """Pooled within-class covariance (d, d) of public codes (n, d) with labels (n,).
+
+    S = sum over classes of the scatter about the class's own mean, over n - Y (n above Y; else
+    over 1). Labels count from 0; each public source has classes of its own.
+    """
+    z = codes.double()
+    counts = torch.bincount(labels).double()
+    sums = torch.zeros(len(counts), z.shape[1], dtype=torch.float64).index_add_(0, labels, z)
+    residuals = z - (sums / counts.clamp_min(1.0)[:, None])[labels]
+    divisor = max(1, len(z) - int((counts > 0).sum()))
+    covariance = (residuals.T @ residuals).numpy() / divisor
+    symmetric: NDArray[np.float64] = (covariance + covariance.T) / 2.0
+    return symmetric
+
+
+def save_within(path: Path, covariance: NDArray[np.float64], recipe: str) -> None:
+    """Write the covariance (d, d) atomically, stamped public and with its recipe."""
+    metadata = {"format": FORMAT, "room": "public", "recipe": recipe}
+    save_tensors(path, {"covariance": covariance}, metadata)
+
+
+def load_within(run: RunDir, plan: Plan) -> NDArray[np.float64] | None:
+    """The run's covariance (d, d) of public codes; None where the plan has no cells.
+
+    None too where the calibration names no such file.
+
+    Raises:
+        MissingError: there is no calibration, or the file is gone.
+        UsageError: the file is not the one that the calibration names, or does not fit the plan.
+    """
+    if not uses_within(plan):
+        return None
+    wanted = read_json(run.calibration).get("within_sha256")
+    if wanted is None:
+        return None
+    path = run.public / WITHIN
+    arrays, metadata = load_tensors(path)
+    covariance = arrays.get("covariance")
+    dim = plan.representation.code
+    if sha256_file(path) != wanted or metadata.get("format") != FORMAT or covariance is None:
+        raise _other("is not the file that the calibration names", run)
+    if covariance.shape != (dim, dim) or not np.isfinite(covariance).all():
+        raise _other(f"holds no covariance of codes of {dim} numbers", run)
+    found: NDArray[np.float64] = covariance.astype(np.float64)
+    return found
+
+
+def _other(why: str, run: RunDir) -> UsageError:
+    return UsageError(f"{WITHIN} {why}", hint=typed("dpsynth", "pretrain", run.root))

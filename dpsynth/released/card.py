@@ -28,6 +28,7 @@ FILES = {
     "distilled.safetensors": "velocity model taught from those moments and public data",
     "model.safetensors": "velocity model after DP-SGD on the private records",
     "public/geometry.safetensors": "public encoder and decoder between images and codes",
+    "public/within.safetensors": "how public codes spread inside their classes",
     "public/calibration.json": "public calibrations: clip radius, tau",
     "contact-sheet.png": "synthetic images of every class",
     "contact-sheet-plain.png": "the same without augmentation",

@@ -16,7 +16,7 @@ from dpsynth.artifacts.spending import require_grown
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
 from dpsynth.released.card import FILES, build_card, spent
 
-PUBLIC_FILES = ("geometry.safetensors", "calibration.json")
+PUBLIC_FILES = ("geometry.safetensors", "within.safetensors", "calibration.json")
 """What a recipient needs to turn codes into images; written by `pretrain` from public data."""
 
 

@@ -71,11 +71,11 @@ def test_the_rule_holds_for_any_plan(
 
 
 def test_the_rule_is_what_it_says() -> None:
-    """N / (Y c s sqrt(d)), worked by hand: 1000 / (2 * 6 * 2.4223 * 2) = 17.2 and a tenth of it."""
+    """N / (Y c s sqrt(d)), worked by hand: 1000 / (2 * 13 * 2.4223 * 2) = 7.94."""
     s = math.sqrt(2 * math.log(1.25e5)) / 2.0
-    assert rounds_in(celled("")).most == 16
-    assert cells_worth(100, 2, 4, 2.0, 1e-5) == round(100 / (2 * 6 * s * 2)) == 2
-    assert rounds_in(celled("").replace("capacity: 1000", "capacity: 100")).lloyd == 1
+    assert rounds_in(celled("")).most == 8
+    assert cells_worth(300, 2, 4, 2.0, 1e-5) == round(300 / (2 * 13 * s * 2)) == 2
+    assert rounds_in(celled("").replace("capacity: 1000", "capacity: 300")).lloyd == 1
     tiny = rounds_in(celled("").replace("capacity: 1000", "capacity: 1"))
     assert (tiny.most, tiny.lloyd) == (1, 0)
 

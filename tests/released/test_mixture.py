@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpsynth.errors import UsageError
+from dpsynth.errors import MissingError
 from dpsynth.models.field import AnalyticField
 from dpsynth.models.flow import euler
 from dpsynth.models.seeding import generator, seeded_initialisation
@@ -141,5 +141,5 @@ def test_a_plan_with_cells_is_not_served_from_class_moments(tiny: VerifiedPlan) 
     assert stages.moments is not None
     moments = stages.moments.model_copy(update={"cells": Cells()})
     plan = tiny.plan.model_copy(update={"stages": stages.model_copy(update={"moments": moments})})
-    with pytest.raises(UsageError, match="cells"):
+    with pytest.raises(MissingError, match="not every round"):
         load_mixture(tiny.run, plan)

@@ -94,14 +94,26 @@ def dpsynth(*arguments: str | Path) -> None:
 def share_public(plan_file: Path, first: Path | None, run: Path) -> None:
     """Plan a run that has spent nothing yet; it takes over what the `first` run has in common.
 
-    That is the public room and the evaluation's references.
+    That is the public room and the evaluation's references. A run that has spent goes on only by
+    the plan that it was made by.
     """
     if (run / "transcript.jsonl").exists():
+        if not made_by(plan_file, run):
+            raise SystemExit(f"{run} was made by another plan or rule: take another --work")
         return
     dpsynth("plan", plan_file, "--run", run)
     for room in ("public", "curator/cache"):
         if first is not None and first != run and (first / room).exists():
             shutil.copytree(first / room, run / room, dirs_exist_ok=True)
+
+
+def made_by(plan_file: Path, run: Path) -> bool:
+    """Whether the run's lock is what this plan gives today."""
+    from dpsynth.artifacts.lock import read_lock
+    from dpsynth.planning.workload import follows
+    from dpsynth.planning.yaml_plan import load_plan
+
+    return follows(read_lock(run / "plan.lock.json"), load_plan(plan_file))
 
 
 def chain(plan_file: Path, run: Path) -> float | None:

@@ -330,8 +330,8 @@ class Jitter(Section):
 class Sampling(Section):
     """How images are drawn: from the released Gaussians, or by the flow's Euler sampler.
 
-    `sharpen`: gain of an unsharp mask; `public` takes the one that gives decoded public images
-    the gradient energy of the originals. `augment`: also moves each image a little; samples
+    `sharpen`: gain of an unsharp mask; `public` takes the one that gives decoded draws of
+    public classes the gradient energy of their images. `augment`: also moves each image a little; samples
     without it are always drawn and measured beside.
     """
 

@@ -45,7 +45,7 @@ def class_draws(codes: Tensor, labels: Tensor, draw: torch.Generator) -> Tensor:
         mine = labels == label
         own = codes[mine].double()
         centred = own - own.mean(0)
-        # Random sums of the class's own deviations have exactly its covariance.
-        mixed = torch.randn(len(own), len(own), generator=draw, dtype=torch.float64) @ centred
-        drawn[mine] = (own.mean(0) + mixed / len(own) ** 0.5).float()
+        values, basis = torch.linalg.eigh(centred.T @ centred / len(own))
+        normal = torch.randn(own.shape, generator=draw, dtype=torch.float64)
+        drawn[mine] = (own.mean(0) + normal * values.clamp_min(0).sqrt() @ basis.T).float()
     return drawn

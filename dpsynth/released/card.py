@@ -25,6 +25,7 @@ FILES = {
         for number in range(1, MOST_LLOYD + 1)
     },
     "cells.safetensors": "noisy counts, sums and second moments by cell inside each class",
+    "mixture.safetensors": "Gaussian mixture of each class, estimated from those moments",
     "distilled.safetensors": "velocity model taught from those moments and public data",
     "model.safetensors": "velocity model after DP-SGD on the private records",
     "public/geometry.safetensors": "public encoder and decoder between images and codes",

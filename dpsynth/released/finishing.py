@@ -1,4 +1,4 @@
-"""How decoded images are finished: sharpened, and moved a little where the plan says so.
+"""How decoded images are finished: moved a little where the plan says so, and sharpened.
 
 Post-processing: the gain comes from public images or from the plan, the movement from neither.
 """
@@ -25,12 +25,15 @@ class Finish:
     augment: Jitter | None
 
     def __call__(self, images: Tensor, source: torch.Generator) -> Tensor:
-        """Finished images (n, C, H, W) in [0, 1]; untouched where there is nothing to do."""
-        if self.gain:
-            images = sharpen(images.float(), self.gain)
+        """Finished images (n, C, H, W) in [0, 1]; untouched where there is nothing to do.
+
+        Moved before sharpened: resampling keeps nearly all of a soft image, and blurs a sharp one.
+        """
         if self.augment is not None:
             how = self.augment
             images = jitter(images.float(), how.rotation, how.scale, how.shift, source)
+        if self.gain:
+            images = sharpen(images.float(), self.gain)
         return images
 
     def facts(self) -> dict[str, Any]:

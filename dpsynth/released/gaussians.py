@@ -7,17 +7,22 @@ from torch import Tensor
 
 from dpsynth.artifacts.cells import NAME as CELLS_NAME
 from dpsynth.artifacts.cells import load_cells
-from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.files import canonical_json, sha256_bytes, sha256_file
 from dpsynth.artifacts.moments import ReleasedMoments, load_moments
 from dpsynth.artifacts.rooms import RunDir
+from dpsynth.console import progress
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.field import AnalyticField
 from dpsynth.planning.schema import Moments, Plan
-from dpsynth.public.representation import load_representation
+from dpsynth.public.representation import GEOMETRY, load_representation
 from dpsynth.public.within import load_within
 from dpsynth.released.cells import estimate_cells
 from dpsynth.released.estimate import ClassMixtures, as_mixtures, estimate
+from dpsynth.released.mixtures_file import MIXTURE, load_mixtures, save_mixtures
 from dpsynth.released.template import Templates
+
+# Raise it when the same release is estimated otherwise.
+_VERSION = 1
 
 
 class ReleasedMixture:
@@ -83,15 +88,31 @@ def load_mixture(run: RunDir, plan: Plan) -> tuple[ReleasedMixture, str]:
     if settings.cells is None:
         return ReleasedMixture(as_mixtures(estimate(moments, settings))), sha256_file(files[0])
     # The last round rests on all that came before: its hash stands for them.
-    return ReleasedMixture(_of_cells(run, plan, settings, moments)), sha256_file(files[1])
+    digest = sha256_file(files[1])
+    return ReleasedMixture(_of_cells(run, plan, settings, moments, digest)), digest
 
 
 def _of_cells(
-    run: RunDir, plan: Plan, settings: Moments, moments: ReleasedMoments
+    run: RunDir, plan: Plan, settings: Moments, moments: ReleasedMoments, digest: str
 ) -> ClassMixtures:
-    """The mixtures of a plan with cells, from its first and its last round."""
+    """The mixtures of a plan with cells: estimated once, then kept in `mixture.safetensors`."""
+    path = run.released / MIXTURE
+    recipe = _recipe(run, plan, settings, digest)
+    kept = load_mixtures(path, recipe)
+    if kept is not None:
+        return kept
     templates = None
     if settings.cells is not None and settings.cells.template:
         templates = Templates(load_representation(run, plan), plan.public_seed + 5)
     cells = load_cells(run.released / CELLS_NAME)
-    return estimate_cells(moments, cells, settings, templates, load_within(run, plan))
+    with progress("estimating the cells' mixture"):
+        made = estimate_cells(moments, cells, settings, templates, load_within(run, plan))
+    save_mixtures(path, made, recipe)
+    return made
+
+
+def _recipe(run: RunDir, plan: Plan, settings: Moments, digest: str) -> str:
+    """Hash of all that the estimate follows from."""
+    public = [sha256_file(p) for p in (run.calibration, run.public / GEOMETRY) if p.exists()]
+    parts = [_VERSION, digest, public, settings.model_dump(), plan.public_seed]
+    return sha256_bytes(canonical_json({"mixture": parts}))

@@ -99,8 +99,8 @@ def test_what_the_plan_says_holds() -> None:
 
 def test_defaults_and_the_share_of_no_rounds() -> None:
     two, none = rounds_in(celled("lloyd: 2")), rounds_in(celled("lloyd: 0"))
-    assert [two.first, two.each_lloyd, two.last] == pytest.approx([0.45, 0.075, 0.40])
-    assert [none.first, none.each_lloyd, none.last] == pytest.approx([0.45 / 0.85, 0, 0.40 / 0.85])
+    assert [two.first, two.each_lloyd, two.last] == pytest.approx([0.3, 0.05, 0.6])
+    assert [none.first, none.each_lloyd, none.last] == pytest.approx([1 / 3, 0, 2 / 3])
 
 
 @settings(max_examples=100, deadline=None)
@@ -186,8 +186,8 @@ def test_slots_in_order_with_spares() -> None:
     assert isinstance(lloyd, CellSums)
     assert isinstance(last, CellMoments)
     assert (lloyd.classes, lloyd.cells, lloyd.dim) == (last.classes, last.cells, last.dim)
-    assert (lloyd.cells, (lloyd.count / lloyd.sum) ** 2) == (3, pytest.approx(0.03 / 0.27))
-    assert (last.count**2, last.sum**2, last.second**2) == pytest.approx((0.03, 0.27, 0.7))
+    assert (lloyd.cells, (lloyd.count / lloyd.sum) ** 2) == (3, pytest.approx(0.02 / 0.08))
+    assert (last.count**2, last.sum**2, last.second**2) == pytest.approx((0.02, 0.08, 0.9))
 
 
 def test_coordinates_of_cell_rounds() -> None:
@@ -304,9 +304,9 @@ def test_the_table_shows_each_round() -> None:
     ]  # fmt: skip
     assert [row[1] for row in rows[:5]] == [8, 2, 2, 2, 2]
     assert [float(row[2]) for row in rows[1:5]] == pytest.approx(
-        [m / math.sqrt(share) for share in (0.45, 0.075, 0.075, 0.40)], rel=1e-4
+        [m / math.sqrt(share) for share in (0.3, 0.05, 0.05, 0.6)], rel=1e-4
     )
-    assert [row[5] for row in rows[1:5]] == ["(0.450)", "(0.075)", "(0.075)", "(0.400)"]
+    assert [row[5] for row in rows[1:5]] == ["(0.300)", "(0.050)", "(0.050)", "(0.600)"]
     assert "rounds of one stage" in "\n".join(table._footnotes(lock, "x"))
     assert [one["release"] for one in table.as_json(lock)["rounds"]["moments"]] == [
         "moments", "cells-lloyd-1", "cells-lloyd-2", "cells",

@@ -17,6 +17,7 @@ from dpsynth.public.augment import augment, morphological_gradient, seen, to_str
 from dpsynth.public.pretrain import pretrain
 from dpsynth.public.prior import fit_prior
 from dpsynth.public.representation import load_representation
+from dpsynth.public.sharpening import class_draws
 from dpsynth.public.within import load_within, save_within, within_covariance
 
 
@@ -249,20 +250,50 @@ def test_the_autoencoder_learns_from_deformed_images(tmp_path):
     assert hashes[0] != hashes[1]
 
 
+def own_draws(space, data, labels, seed):
+    """Decoded draws of each class's Gaussian, drawn by another route than the library's."""
+    codes, rng = space.encode(data).double().numpy(), np.random.default_rng(seed)
+    drawn = np.empty_like(codes)
+    for y in np.unique(labels):
+        own = codes[labels == y]
+        spread = np.cov(own.T, bias=True)
+        drawn[labels == y] = rng.multivariate_normal(own.mean(0), spread, size=len(own))
+    return space.decode_pixels(torch.from_numpy(drawn)).float()
+
+
+def energies(space, data, labels, gain, times=40):
+    """Gradient energy of many sets of sharpened draws, and that of the images."""
+    found = [
+        gradient_energy(sharpen(own_draws(space, data, labels, n), gain)) for n in range(times)
+    ]
+    return np.array(found), gradient_energy(pixels(torch.from_numpy(data)))
+
+
 def test_the_public_gain_restores_the_energy_of_public_images(tmp_path, done):
+    """Energy of decoded draws, softer than reconstructions: the library's own and drawn anew."""
+    kind = done[0].plan.representation.kind
     assert "sharpen_gain" not in done[1]
     path = write_public(tmp_path / "public.npz")
-    verified = stand_in(small_plan(path=path, sampling={"sharpen": "public"}), tmp_path / "run")
+    plan = small_plan(kind, path=path, sampling={"sharpen": "public"})
+    verified = stand_in(plan, tmp_path / "run")
     facts = pretrain(verified)
     gain = facts["sharpen_gain"]
     assert 0.0 < gain <= 4.0
-    data = np.load(path)["images"][..., None]
+    data, labels = np.load(path)["images"][..., None], np.load(path)["labels"]
     space = load_representation(verified.run, verified.plan)
-    decoded = space.decode_pixels(space.encode(data)).float()
+    source = generator(plan.public_seed + 4)
+    order = torch.randperm(len(data), generator=source)
+    codes = space.encode(data[order])
+    drawn = class_draws(codes, torch.from_numpy(labels)[order], source)
+    decoded = space.decode_pixels(drawn).float()
     wanted = gradient_energy(pixels(torch.from_numpy(data)))
     found = gradient_energy(sharpen(decoded, gain))
-    assert gain == 4.0 or found == pytest.approx(wanted, rel=1e-3)
+    assert (kind, gain) == ("autoencoder", 4.0) or found == pytest.approx(wanted, rel=1e-3)
     assert abs(found - wanted) < abs(gradient_energy(decoded) - wanted)
+    if gain < 4.0:
+        others, _ = energies(space, data, labels, gain)
+        # The library's set is one of such sets: the images' energy is where those scatter.
+        assert abs(others.mean() - wanted) < 4 * others.std()
     assert pretrain(verified) == facts
 
 
@@ -273,18 +304,55 @@ def test_the_gain_is_the_smallest_that_a_source_supports(tmp_path):
     np.savez(tmp_path / "noise.npz", images=noise, labels=np.arange(200) % 2)
     paths = (bars, tmp_path / "noise.npz")
     public = [{"kind": "npz", "path": str(path)} for path in paths]
-    verified = stand_in(
-        small_plan(code=20, public=public, sampling={"sharpen": "public"}), tmp_path / "run"
-    )
+    plan = small_plan(code=20, public=public, sampling={"sharpen": "public"})
+    verified = stand_in(plan, tmp_path / "run")
     facts = pretrain(verified)
-    gain = facts["sharpen_gain"]
-    assert gain == min(facts["sharpen_gains"]) < 0.9 * max(facts["sharpen_gains"])
+    gain, gains = facts["sharpen_gain"], facts["sharpen_gains"]
+    assert gain == gains[0] < 0.9 * gains[1]
     space = load_representation(verified.run, verified.plan)
-    for path in paths:
+    source = generator(plan.public_seed + 4)
+    for path, own in zip(paths, gains, strict=True):
         data = np.load(path)["images"][..., None]
-        decoded = space.decode_pixels(space.encode(data)).float()
+        order = torch.randperm(len(data), generator=source)
+        labels = torch.from_numpy(np.load(path)["labels"])[order]
+        decoded = space.decode_pixels(class_draws(space.encode(data[order]), labels, source))
         wanted = gradient_energy(pixels(torch.from_numpy(data)))
-        assert gradient_energy(sharpen(decoded, gain)) < 1.001 * wanted
+        assert gradient_energy(sharpen(decoded.float(), gain)) < 1.001 * wanted
+        found = gradient_energy(sharpen(decoded.float(), own))
+        assert own == 4.0 or found == pytest.approx(wanted, rel=1e-3)
+
+
+def test_class_draws_have_the_moments_of_their_class():
+    """Of few codes, so that a divisor of n - 1 or a resampling of the codes would show."""
+    codes = torch.tensor([[0.0, 0.0], [5.0, 5.0], [2.0, 0.0], [9.0, 5.0], [1.0, 3.0], [7.0, -1.0]])
+    labels = torch.tensor([3, 0, 3, 0, 3, 0])  # labels count sources on: some have no image here
+    before, draw, times = codes.clone(), generator(5), 6000
+    drawn = torch.stack([class_draws(codes, labels, draw) for _ in range(times)])
+    assert torch.equal(codes, before)
+    assert (drawn.shape[1:], drawn.dtype) == (codes.shape, codes.dtype)
+    for label in (0, 3):
+        own, found = codes[labels == label].double(), drawn[:, labels == label].double()
+        exact = torch.cov(own.T, correction=0)
+        scale = exact.diag().sqrt()
+        mean = own.mean(0)
+        off = found - mean
+        assert (off.mean((0, 1)) / scale).abs().max() < 4 / (3 * times) ** 0.5
+        spread = torch.einsum("tni,tnj->ij", off, off) / (3 * times)
+        assert ((spread - exact) / torch.outer(scale, scale)).abs().max() < 4 * (2 / times) ** 0.5
+        whitened = off / scale
+        assert float(whitened.pow(4).mean()) == pytest.approx(3.0, abs=0.3)  # normal
+        between = torch.einsum("tni,tmi->nm", whitened, whitened) / (2 * times)
+        assert (between - torch.eye(3)).abs().max() < 0.08  # one draw tells nothing of another
+
+
+def test_class_draws_of_single_images_and_of_the_same_seed():
+    codes = torch.randn(5, 3, generator=generator(0))
+    labels = torch.tensor([4, 1, 1, 7, 1])
+    drawn = class_draws(codes, labels, generator(1))
+    assert torch.equal(drawn[[0, 3]], codes[[0, 3]])  # no spread about its own mean
+    assert not torch.isclose(drawn[labels == 1], codes[labels == 1]).any()
+    assert torch.equal(drawn, class_draws(codes, labels, generator(1)))
+    assert not torch.equal(drawn, class_draws(codes, labels, generator(2)))
 
 
 def with_cells(path, **changes):

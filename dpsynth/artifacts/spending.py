@@ -7,7 +7,8 @@
         spender.settle(slot, artifact)
 
 One process at a time holds the run (a file lock, gone when its process dies). A slot that
-was charged and never settled is forfeited: it counts as spent and is not run again.
+was charged and never settled is forfeited: it counts as spent and is not run again. A round
+is charged only after every earlier round of its stage settled.
 """
 
 import fcntl
@@ -22,7 +23,8 @@ from dpsynth.artifacts.failpoints import reach
 from dpsynth.artifacts.files import sha256_file, storage_error, sweep
 from dpsynth.artifacts.ledger import Entry, Ledger
 from dpsynth.artifacts.lock import Lock, Slot
-from dpsynth.artifacts.rooms import TRANSCRIPT_NAME, RunDir
+from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.settled import MODEL, earlier_files, file_of, made_files, require_grown
 from dpsynth.artifacts.transcript import (
     FORMAT,
     GENESIS,
@@ -31,6 +33,7 @@ from dpsynth.artifacts.transcript import (
     parse_transcript,
     summary,
 )
+from dpsynth.console import note
 from dpsynth.errors import BudgetError, MissingError, typed
 
 
@@ -84,22 +87,6 @@ def read_state(run: RunDir, lock: Lock) -> SpendState:
     return _state_of(_checked_against(lock, parse_transcript(run.transcript.read_bytes())))
 
 
-def require_grown(run: RunDir) -> None:
-    """Refuse a transcript that was cut or replaced: `released/` would hold what it never charged.
-
-    Raises BudgetError unless it begins with its handed-out copy, and is there where arrays are.
-    """
-    known = run.transcript.read_bytes() if run.transcript.is_file() else b""
-    copy = run.released / TRANSCRIPT_NAME
-    cut = copy.is_file() and not known.startswith(copy.read_bytes())
-    if cut or (not known and any(run.released.glob("*.safetensors"))):
-        raise BudgetError(
-            "released/ holds what an earlier transcript of this run charged, and that is gone",
-            hint=f"restore {TRANSCRIPT_NAME} (of a copy, or from released/), or plan into a new "
-            "run folder: dpsynth plan PLAN --run runs/NAME-2 (its budget adds up)",
-        )
-
-
 def calibration_hash(run: RunDir) -> str:
     """SHA-256 of `public/calibration.json`, which every charge carries."""
     if not run.calibration.exists():
@@ -124,6 +111,10 @@ class Spender:
         self._digests: dict[int, str] = {line["slot"]: line["sha256"] for line in settles}
         self._closed, self._run_id = found.closed, found.run_id
         self._first_calibration = found.calibration_hash
+        self._earlier = earlier_files(lock)
+        made = {slot.id: file_of(slot.stage, slot.name) for slot in lock.slots}
+        self._files = made  # by slot
+        self._settled_files = {made[number] for number in self._settled if number in made}
         self._mine: set[int] = set()  # charged in this session: these alone may be settled
         self._entered = False
 
@@ -194,8 +185,9 @@ class Spender:
         """Put the charge on disk. Call it before the slot's mechanism sees any data.
 
         Raises:
-            BudgetError: the slot is not the lock's or already charged, the run is closed,
-                the calibration changed since the first charge, or the dataset's cap is met.
+            BudgetError: the slot is not the lock's or already charged, an earlier round of its
+                stage is not settled, the run is closed, the calibration changed since the first
+                charge, or the dataset's cap is met.
             UsageError: the disk refused; nothing was charged, and nothing may be touched.
         """
         self._check_charge(slot)
@@ -226,6 +218,12 @@ class Spender:
             )
         if slot.id in self._charged:
             raise BudgetError(f"slot {slot.id} ({slot.name}) is already charged")
+        missing = sorted(self._earlier[self._files[slot.id]] - self._settled_files)
+        if missing:
+            raise BudgetError(
+                f"{slot.name} comes after {', '.join(missing)}, which is not settled",
+                hint="a round rests on what every earlier one released",
+            )
         if self._first_calibration not in (None, self._calibration):
             raise BudgetError(
                 "public/calibration.json changed since the run's first charge",
@@ -245,13 +243,23 @@ class Spender:
         reach("settle:before")
         self._appender.append("settle", {"slot": slot.id, "sha256": digest})
         self._settled.add(slot.id)
+        self._settled_files.add(self._files[slot.id])
         self._digests[slot.id] = digest
         reach("settle:written")
 
     def close(self) -> None:
-        """End the transcript: what is unsettled is forfeited for good. Twice is once."""
-        if self._closed:
-            return
+        """End the transcript: what is unsettled is forfeited for good. Twice is once.
+
+        A file that an unsettled charge left in `released/` is removed then: it may never be used.
+        """
+        if not self._closed:
+            self._end()
+        for path in made_files(self._run.released):
+            if path.name != MODEL and path.name not in self._settled_files:
+                path.unlink(missing_ok=True)
+                note(f"removed released/{path.name}: it was charged and never settled")
+
+    def _end(self) -> None:
         self._open()
         reach("close:before")
         self._appender.append("close", summary(self._charged, self._settled))
@@ -332,6 +340,8 @@ def spending(
 
 def close_run(run: RunDir, lock: Lock) -> SpendState:
     """Close a run whose spending stopped early; a closed one stays as it is.
+
+    Removes what was made and never settled from `released/`, once the transcript is closed.
 
     Raises MissingError when nothing was ever charged: there is nothing to close.
     """

@@ -7,7 +7,8 @@ from dpsynth.console import result
 def close(run: opt.Run, json: opt.Json = False) -> None:
     """Close a run whose spending stopped early, and refresh released/.
 
-    What was charged and not settled is forfeited for good; nothing can be charged afterwards.
+    What was charged and not settled is forfeited for good, and a file that it left in released/ is
+    removed; nothing can be charged afterwards.
 
     Example: dpsynth close runs/digits
     """

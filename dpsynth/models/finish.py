@@ -1,7 +1,7 @@
 """Sharpening of decoded images, by a gain that public images set.
 
-A decoder blurs. An unsharp mask gives edges back; its gain is the one with which decoded public
-images have the gradient energy of the originals.
+A decoder blurs. An unsharp mask gives edges back; its gain is the one with which decoded images
+have the gradient energy of given ones (which, is decided where the gain is measured).
 """
 
 import torch
@@ -30,13 +30,14 @@ def gradient_energy(images: Tensor) -> float:
     return total / count if count else 0.0
 
 
-def gain_for(decoded: Tensor, originals: Tensor) -> float:
-    """The gain in [0, MOST] that gives `decoded` the gradient energy of `originals`.
+def gain_for(decoded: Tensor, images: Tensor) -> float:
+    """The gain in [0, MOST] that gives `decoded` the gradient energy of `images`.
 
-    Both (n, C, H, W) in [0, 1]. By bisection: energy grows with the gain. 0 where the decoded
+    Both (n, C, H, W) in [0, 1]; they need not be of the same pictures, nor as many: only their
+    energies are compared. By bisection: energy grows with the gain. 0 where the decoded
     images are as sharp already, MOST where no gain is enough.
     """
-    wanted = gradient_energy(originals)
+    wanted = gradient_energy(images)
     low, high = 0.0, MOST
     if gradient_energy(decoded) >= wanted:
         return low

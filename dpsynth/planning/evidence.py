@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.manifest import NAME as MANIFEST
 from dpsynth.artifacts.manifest import check_manifest
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
+from dpsynth.artifacts.settled import DERIVED, MODEL, made_files, settled_files
 from dpsynth.artifacts.transcript import Line, Transcript, read_transcript
-from dpsynth.errors import MissingError, ReplayError
-
-_MODEL = "model.safetensors"  # what DP-SGD made: some charge of its stage must have paid for it
+from dpsynth.errors import MissingError, ReplayError, UsageError
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def gather(target: Path, *, head: str | None, partial: bool) -> Evidence:
     manifest = _manifest(target, folder, notes)
     checked = _check_head(transcript, head, manifest, notes, grown=_is_run(folder))
     if target.is_dir():
-        _check_files(folder, transcript)
+        notes += _check_files(folder, transcript)
     stated = manifest.get("epsilon") if manifest and checked else None
     if stated is not None and not isinstance(stated, int | float):
         raise ReplayError(f"{MANIFEST} states no number as its epsilon")
@@ -155,56 +154,83 @@ def _check_head(
     return MANIFEST if manifest is not None else None
 
 
-def _check_files(folder: Path, transcript: Transcript) -> None:
-    """Files that lines name by hash are those files: the calibration, every released round."""
-    _check_calibration(folder, transcript)
-    released = folder if not _is_run(folder) else RunDir(folder).released
-    paid = {
-        line["slot"]: _file_of(str(line["stage"]), str(line["mechanism"]))
-        for line in transcript.lines
-        if line["kind"] == "charge"
-    }
-    settled: dict[str, set[str]] = {}
-    for line in transcript.lines:
-        if line["kind"] == "settle":
-            settled.setdefault(paid[line["slot"]], set()).add(line["sha256"])
-    for path in _made_files(released):
-        if path.name not in paid.values():
-            raise ReplayError(
-                f"{path.name} is there, and the transcript holds no charge that paid for it",
-                hint="it comes from another transcript: ask for that one",
-            )
-        digests = settled.get(path.name)  # a crash may have come between the file and its line
-        if path.name != _MODEL and digests and sha256_file(path) not in digests:
-            raise ReplayError(f"{path.name} is not what the transcript settled")
+def _check_files(folder: Path, transcript: Transcript) -> list[str]:
+    """Files that lines name by hash are those files: the calibration, every released round.
 
-
-def _made_files(released: Path) -> list[Path]:
-    """Files that only a look at private records makes, whichever rounds they say they are."""
-    return [
-        path
-        for pattern in ("moments*.safetensors", "cells*.safetensors", _MODEL)
-        for path in sorted(released.glob(pattern))
-        if path.is_file()
-    ]
-
-
-def _file_of(stage: str, mechanism: str) -> str:
-    """File that a charge's mechanism releases into; a spare's is that of what it spares.
-
-    A cell round has a file of its own; the paper's two mechanisms share one.
+    Returns notes on what could not be compared: files never settled, settled files not there.
     """
-    if stage == "train":
-        return _MODEL
-    release = mechanism.split("-spare-", maxsplit=1)[0]
-    return f"{'moments' if release.startswith('moments-') else release}.safetensors"
+    _check_calibration(folder, transcript)
+    handed = not _is_run(folder)
+    released = folder if handed else RunDir(folder).released
+    settled = settled_files(transcript.lines)
+    closed = transcript.lines[-1]["kind"] == "close"
+    notes = [_check_made(path, settled.get(path.name), closed) for path in made_files(released)]
+    if handed:
+        _refuse_unknown(released)
+        gone = sorted(n for n, known in settled.items() if known and not (released / n).is_file())
+        notes += [f"{name} was settled, and is not in this hand-out" for name in gone]
+    return [note for note in notes if note]
+
+
+def _check_made(path: Path, digests: set[str] | None, closed: bool) -> str:
+    """Compare one made file with what settled it; a note where nothing did, else empty.
+
+    `digests`: None where no charge paid for the file, none of them while it is unsettled.
+    """
+    if digests is None:
+        raise ReplayError(
+            f"{path.name} is there, and the transcript holds no charge that paid for it",
+            hint="it comes from another transcript: ask for that one",
+        )
+    if path.name == MODEL:
+        return ""
+    if not digests and closed:
+        raise ReplayError(
+            f"{path.name} is there, and its charge never settled in this closed transcript",
+            hint="the release was lost to a crash: what lies there is not to be used",
+        )
+    if not digests:  # a crash may have come between the file and its line
+        return f"{path.name} was charged and never settled: not checked"
+    if sha256_file(path) not in digests:
+        raise ReplayError(f"{path.name} is not what the transcript settled")
+    return ""
+
+
+def _refuse_unknown(handed: Path) -> None:
+    """Arrays of a hand-out are rounds, the model, or known to be made from them or in public."""
+    known = {*DERIVED, *(path.name for path in made_files(handed))}
+    for path in sorted(handed.rglob("*")):
+        name = path.relative_to(handed).as_posix()
+        if path.suffix.lower() == ".safetensors" and name not in known:
+            raise ReplayError(
+                f"{name} is no file of a hand-out: nothing says what it was made from",
+                hint="ask the custodian for a whole copy",
+            )
 
 
 def _check_calibration(folder: Path, transcript: Transcript) -> None:
     path = RunDir(folder).calibration
     named = {str(line["calibration_hash"]) for line in transcript.lines if line["kind"] == "charge"}
-    if path.is_file() and named and sha256_file(path) not in named:
+    if not (path.is_file() and named):
+        return
+    if sha256_file(path) not in named:
         raise ReplayError(
             "public/calibration.json is not the one that the charges name",
             hint="restore it: the released values are scaled by it",
         )
+    _check_named(path)
+
+
+def _check_named(calibration: Path) -> None:
+    """Public files that the calibration names by hash are those beside it, where they are."""
+    try:
+        facts = read_json(calibration)
+    except UsageError as error:
+        raise ReplayError(error.message) from error
+    for key in ("geometry", "within"):
+        path, wanted = calibration.parent / f"{key}.safetensors", facts.get(f"{key}_sha256")
+        if wanted is not None and path.is_file() and sha256_file(path) != wanted:
+            raise ReplayError(
+                f"public/{path.name} is not the one that public/calibration.json names",
+                hint="restore it: codes and estimates rest on it",
+            )

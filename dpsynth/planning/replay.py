@@ -14,6 +14,7 @@ from typing import Any
 from dpsynth.accounting.compose import EpsilonBounds, epsilon
 from dpsynth.artifacts.files import canonical_json
 from dpsynth.artifacts.lock import Lock, plan_hash
+from dpsynth.artifacts.settled import out_of_order
 from dpsynth.artifacts.transcript import Line
 from dpsynth.errors import DpsynthError, ReplayError, UsageError
 from dpsynth.planning.charges import Charge, Row, compose, gathered, read_charges, rows
@@ -175,6 +176,7 @@ def _replayed(evidence: Evidence) -> RunReplay:
     budget, slack = _budget_of(opened)
     if evidence.lock is not None:
         _check_lock(evidence.lock, opened, lines)
+        _check_rounds(evidence.lock, evidence.lines)
     _same_sources(opened, lines)
     charges = read_charges(lines)
     if slack < slack_of([charge.statistic for charge in charges], budget["epsilon"]):
@@ -251,6 +253,17 @@ def _check_lock(lock: Lock, opened: Line, charges: Sequence[Line]) -> None:
                 f"line {line['line']} charges what the lock does not hold as slot {line['slot']}",
                 hint="only what was verified before the data was opened may be charged",
             )
+
+
+def _check_rounds(lock: Lock, lines: Sequence[Line]) -> None:
+    """Each round was charged once every earlier round of its stage was settled."""
+    early = out_of_order(lock, lines)
+    if early is not None:
+        raise ReplayError(
+            f"line {early['line']} charges {early['mechanism']} before every earlier round of its "
+            "stage is settled",
+            hint="a round rests on what the earlier ones released: this one cannot be what it says",
+        )
 
 
 def _follows_from_facts(lock: Lock) -> bool:

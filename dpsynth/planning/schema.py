@@ -330,9 +330,9 @@ class Jitter(Section):
 class Sampling(Section):
     """How images are drawn: from the released Gaussians, or by the flow's Euler sampler.
 
-    `sharpen`: gain of an unsharp mask; `public` takes the one that gives decoded draws of
-    public classes the gradient energy of their images. `augment`: also moves each image a little; samples
-    without it are always drawn and measured beside.
+    `sharpen`: gain of an unsharp mask; `public` takes the one that gives decoded draws of public
+    classes the gradient energy of their images. `augment`: also moves each image a little;
+    samples without it are always drawn and measured beside.
     """
 
     method: Literal["release", "flow"] = "release"

@@ -16,7 +16,8 @@ from dpsynth.accounting.events import Event
 from dpsynth.artifacts.ledger import Entry, Ledger, dataset_text
 from dpsynth.artifacts.lock import Lock, read_lock, write_lock
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.spending import SpendState, read_state, require_grown
+from dpsynth.artifacts.settled import require_grown
+from dpsynth.artifacts.spending import SpendState, read_state
 from dpsynth.errors import BudgetError, MissingError, PlanError, typed
 from dpsynth.planning import sources
 from dpsynth.planning.schema import Plan

@@ -4,8 +4,10 @@ What noise depends on is decided here, from declared values alone.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
 from dpsynth.accounting import discrete
 from dpsynth.accounting.statistics import (
@@ -150,21 +152,36 @@ def noise_std(statistic: Statistic, multiplier: float, share: float = 1.0) -> fl
 
 
 def _at_least(multiplier: float, share: float) -> float:
-    """The noise multiplier of a release that has `share` of 1/sigma^2, rounded up exactly."""
-    wanted, least = multiplier / math.sqrt(share), Fraction(multiplier) ** 2
+    """The noise multiplier of a release that has `share` of 1/sigma^2, rounded up exactly.
+
+    Raises PlanError for a multiplier that is no finite number above 0, or leaves none.
+    """
+    wanted = multiplier / math.sqrt(share) if _is_noise(multiplier) else math.nan
+    if not _is_noise(wanted):
+        raise PlanError(f"a noise multiplier must be finite and above 0, got {multiplier!r}")
+    least = Fraction(multiplier) ** 2
     while Fraction(wanted) ** 2 * Fraction(share) < least:
         wanted = math.nextafter(wanted, math.inf)
     return wanted
 
 
+def _is_noise(value: Any) -> bool:
+    """Whether this is a finite number above 0; a lock may hold anything."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value <= sys.float_info.max
+
+
 def follows(lock: Lock, plan: Plan) -> bool:
     """Whether a lock is that of `plan`: nothing in it is trusted but each stage's noise."""
     noise = {stage: row["noise_multiplier"] for stage, row in lock.by_stage.items()}
+    weights = active_weights(plan)
     return (
         lock.facts == plan.facts()
         and lock.budget == plan.budget.model_dump()
         and lock.delta_slack >= delta_slack(plan)
-        and set(noise) == set(active_weights(plan))
+        and set(noise) == set(weights)
+        and all(lock.by_stage[stage].get("share", own) == own for stage, own in weights.items())
+        and all(map(_is_noise, noise.values()))
         and lock.slots == slots(plan, noise)
     )
 

@@ -29,8 +29,8 @@ Codes = NDArray[np.int64]
 class Frame:
     """What a round may know of the cells beforehand: released values alone.
 
-    centres (Y, K, d): whole numbers in steps of R / 2^16, each of norm at most 2^16. used (Y, K):
-    a class's cells; the others receive no record. `radius`: rho, `clip`: R, in real units.
+    centres (Y, K, d) int64: whole numbers in steps of R / 2^16, each of norm at most 2^16. used
+    (Y, K): a class's cells; the others receive no record. `radius`: rho, `clip`: R, in real units.
     Raises UsageError for anything else: the exactness of `assign` rests on it.
     """
 
@@ -43,7 +43,11 @@ class Frame:
         _check_radii(self.radius, self.clip)
         if not self.used.any(axis=1).all():
             raise UsageError("a class has no cell that is used; expected one or more")
-        if (np.square(self.centres).sum(axis=-1) > CODE_MAX**2).any():
+        if self.centres.dtype != np.int64:
+            raise UsageError(f"cells' centres are {self.centres.dtype}, expected int64")
+        # Each number first: the square of a large one would wrap around to a small sum.
+        wide = (self.centres > CODE_MAX) | (self.centres < -CODE_MAX)
+        if wide.any() or (np.square(self.centres).sum(axis=-1) > CODE_MAX**2).any():
             raise UsageError("a cell's centre lies outside the codes' ball")
 
     @property

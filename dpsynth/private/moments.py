@@ -26,6 +26,7 @@ from dpsynth.private.lattice import ExactSums, exact_sums
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.session import Round, Session
 from dpsynth.public.representation import load_representation
+from dpsynth.public.within import load_within
 from dpsynth.released import centres as public_centres
 from dpsynth.released.estimate import estimate
 from dpsynth.vault.checked import require_checked
@@ -44,15 +45,19 @@ def release_moments(verified: VerifiedPlan) -> dict[str, Any]:
     Raises:
         PlanError: the plan has no moments stage.
         BudgetError: already released, or every slot of a round is spent.
-        MissingError: `dpsynth pretrain` has not run, or an earlier round's file is gone.
+        MissingError: `dpsynth pretrain` has not run, or a file of its own or of an earlier round
+            is gone.
         ReplayError: an earlier round's file is not the one that was settled.
-        UsageError, DataError: the records were not checked, or do not fit the plan.
+        UsageError, DataError: the records were not checked, or do not fit the plan; a public file
+            is not the one that the calibration names.
     """
     run, lock, settings = verified.run, verified.lock, verified.plan.stages.moments
     if settings is None:
         raise PlanError("this plan has no moments stage", hint="declare stages.moments and re-plan")
     require_checked(verified)
     representation = load_representation(run, verified.plan)
+    # The estimate will need it: refused here, before the budget is spent, and not after.
+    load_within(run, verified.plan)
     alone = verified.plan.stages.train is None
     with spending(
         run, lock, calibration_hash=calibration_hash(run), noise_source=verified.noise_source

@@ -9,6 +9,7 @@ skipped when its file says that it was made by the same recipe: settings, seed, 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -173,8 +174,21 @@ def _within_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) 
     if _made_by(path, recipe):
         note("spread of public codes: kept")
         return
-    job.stale(path)
-    save_within(path, within_covariance(codes, labels), recipe)
+    covariance = within_covariance(codes, labels)
+    if path.exists() or not _names(job, covariance, recipe):
+        job.stale(path)
+    save_within(path, covariance, recipe)
+
+
+def _names(job: _Job, covariance: NDArray[np.float64], recipe: str) -> bool:
+    """Whether the calibration names this very file: then a lost one may come back at any time."""
+    try:
+        wanted = read_json(job.run.calibration).get("within_sha256")
+    except DpsynthError:
+        return False
+    with TemporaryDirectory() as folder:
+        save_within(Path(folder) / WITHIN, covariance, recipe)
+        return sha256_file(Path(folder) / WITHIN) == wanted
 
 
 def _calibration_stage(

@@ -10,7 +10,7 @@ from torch import Tensor
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
-from dpsynth.errors import UsageError, typed
+from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.planning.schema import Plan
 
 WITHIN = "within.safetensors"
@@ -59,6 +59,11 @@ def load_within(run: RunDir, plan: Plan) -> NDArray[np.float64] | None:
     if wanted is None:
         return None
     path = run.public / WITHIN
+    if not path.is_file():
+        raise MissingError(
+            f"{WITHIN} is missing from {run.public.name}/",
+            hint=typed("dpsynth", "pretrain", run.root),
+        )
     arrays, metadata = load_tensors(path)
     covariance = arrays.get("covariance")
     dim = plan.representation.code

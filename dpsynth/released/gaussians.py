@@ -10,12 +10,13 @@ from dpsynth.artifacts.cells import load_cells
 from dpsynth.artifacts.files import canonical_json, sha256_bytes, sha256_file
 from dpsynth.artifacts.moments import ReleasedMoments, load_moments
 from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.settled import require_settled
 from dpsynth.console import progress
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.field import AnalyticField
 from dpsynth.planning.schema import Moments, Plan
 from dpsynth.public.representation import GEOMETRY, load_representation
-from dpsynth.public.within import load_within
+from dpsynth.public.within import WITHIN, load_within
 from dpsynth.released.cells import estimate_cells
 from dpsynth.released.estimate import ClassMixtures, as_mixtures, estimate
 from dpsynth.released.mixtures_file import MIXTURE, load_mixtures, save_mixtures
@@ -71,8 +72,11 @@ def moments_path(run: RunDir) -> Path:
 def load_mixture(run: RunDir, plan: Plan) -> tuple[ReleasedMixture, str]:
     """The released mixtures, and the SHA-256 of the release that they come from.
 
+    With cells it is one hash of the first and the last round's hashes: the estimate reads both.
+
     Raises:
         MissingError: the moments, or a later round, were not released yet.
+        ReplayError: a file is not what the run's transcript settled.
         UsageError: the plan has no moments stage.
     """
     settings = plan.stages.moments
@@ -84,11 +88,11 @@ def load_mixture(run: RunDir, plan: Plan) -> tuple[ReleasedMixture, str]:
             "no moments were released yet, or not every round of them",
             hint="dpsynth release-moments RUN",
         )
+    require_settled(run, [path.name for path in files])
     moments = load_moments(files[0])
     if settings.cells is None:
         return ReleasedMixture(as_mixtures(estimate(moments, settings))), sha256_file(files[0])
-    # The last round rests on all that came before: its hash stands for them.
-    digest = sha256_file(files[1])
+    digest = sha256_bytes(canonical_json([sha256_file(path) for path in files]))
     return ReleasedMixture(_of_cells(run, plan, settings, moments, digest)), digest
 
 
@@ -112,7 +116,8 @@ def _of_cells(
 
 
 def _recipe(run: RunDir, plan: Plan, settings: Moments, digest: str) -> str:
-    """Hash of all that the estimate follows from."""
-    public = [sha256_file(p) for p in (run.calibration, run.public / GEOMETRY) if p.exists()]
+    """Hash of all that the estimate follows from; `digest` is that of its release."""
+    files = (run.calibration, run.public / GEOMETRY, run.public / WITHIN)
+    public = [sha256_file(p) for p in files if p.exists()]
     parts = [_VERSION, digest, public, settings.model_dump(), plan.public_seed]
     return sha256_bytes(canonical_json({"mixture": parts}))

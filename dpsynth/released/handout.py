@@ -12,7 +12,7 @@ from dpsynth.artifacts.lock import read_lock
 from dpsynth.artifacts.manifest import write_manifest
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.samples import read_summary
-from dpsynth.artifacts.spending import require_grown
+from dpsynth.artifacts.settled import made_files, require_grown, require_settled
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
 from dpsynth.released.card import FILES, build_card, spent
 
@@ -25,12 +25,13 @@ def hand_out(run: RunDir) -> dict[str, Any]:
 
     Raises:
         MissingError: nothing was planned or spent yet.
-        ReplayError: lock or transcript do not hold.
+        ReplayError: lock or transcript do not hold, or a round's file was never settled.
         BudgetError: the transcript is not the one that `released/` comes from.
     """
     lock = read_lock(run.lock)
     whole = read_transcript(run.transcript).whole_bytes
     require_grown(run)
+    require_settled(run, [path.name for path in made_files(run.released)])
     # A line that another process is writing this moment is not handed out: whole lines alone.
     data = run.transcript.read_bytes()[:whole]
     transcript = parse_transcript(data)

@@ -10,6 +10,8 @@ from dpsynth.released.estimate import ClassMixtures
 
 FORMAT = "dpsynth-mixture-1"
 MIXTURE = "mixture.safetensors"
+# Of sums of float64: what the estimate's own divisions leave, and far more.
+_ROUNDING = 1e-9
 _ARRAYS = ("weights", "shares", "means", "covariances")
 
 
@@ -25,6 +27,24 @@ def load_mixtures(path: Path, recipe: str) -> ClassMixtures | None:
         arrays, metadata = load_released(path)
         if (metadata.get("format"), metadata.get("recipe")) != (FORMAT, recipe):
             return None
-        return ClassMixtures(*(np.asarray(arrays[name], dtype=np.float64) for name in _ARRAYS))
+        found = ClassMixtures(*(np.asarray(arrays[name], dtype=np.float64) for name in _ARRAYS))
     except (DpsynthError, KeyError):
         return None  # made again
+    return found if _sound(found) else None
+
+
+def _sound(found: ClassMixtures) -> bool:
+    """Whether these are mixtures: arrays that fit together, finite, with sums of one."""
+    arrays = [getattr(found, name) for name in _ARRAYS]
+    if found.means.ndim != 3 or not found.means.size:
+        return False
+    classes, cells, dim = found.means.shape
+    shapes = [(classes,), (classes, cells), (classes, cells, dim), (classes, cells, dim, dim)]
+    if [array.shape for array in arrays] != shapes:
+        return False
+    return (
+        all(np.isfinite(array).all() for array in arrays)
+        and bool((found.weights > 0).all() and (found.shares >= 0).all())
+        and abs(found.weights.sum() - 1.0) <= _ROUNDING
+        and bool((abs(found.shares.sum(axis=1) - 1.0) <= _ROUNDING).all())
+    )

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dpsynth.artifacts import transcript as transcript_module
 from dpsynth.artifacts.ledger import Ledger
 from dpsynth.artifacts.lock import Slot
 from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.settled import earlier_files
 from dpsynth.artifacts.spending import SpendState, calibration_hash, close_run, read_state
 from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.errors import BudgetError, MissingError, ReplayError, UsageError
@@ -205,6 +207,62 @@ def test_a_cut_or_lost_transcript_spends_nothing(run, lock):
     with pytest.raises(BudgetError, match="earlier transcript"):
         open_spending(run, lock).__enter__()
     assert not run.transcript.exists()
+
+
+def test_released_files_are_those_that_the_transcript_paid_for(run, lock):
+    path, model = (run.released / f"{name}.safetensors" for name in ("moments", "model"))
+    with open_spending(run, lock) as spender:
+        slot = spender.release_slot("moments")
+        spender.charge(slot)
+        path.write_bytes(b"unsettled")  # and the process dies
+    with open_spending(run, lock) as spender:  # the spare overwrites it
+        slot = spender.release_slot("moments")
+        spender.charge(slot)
+        path.write_bytes(b"settled")
+        spender.settle(slot, path)
+    path.write_bytes(b"swapped")
+    with pytest.raises(BudgetError, match="not what the transcript settled"):
+        open_spending(run, lock).__enter__()
+    path.write_bytes(b"settled")
+    model.write_bytes(b"of a transcript that is gone")
+    with pytest.raises(BudgetError, match=r"model\.safetensors is what an earlier transcript"):
+        open_spending(run, lock).__enter__()
+    model.unlink()
+    with open_spending(run, lock) as spender:
+        spend(spender, run, lock.slots[2])
+    model.write_bytes(b"averaged over chunks: no line names it")
+    with open_spending(run, lock) as spender:
+        spender.close()
+    assert path.exists() and model.exists()
+
+
+def test_a_round_waits_for_every_earlier_one(tmp_path):
+    names = ["moments", "cells-lloyd-1", "cells"]
+    first, *rest = make_slots(chunks=3, spares=0)
+    slots = [Slot(i, "moments", name, first.statistic, 5.0) for i, name in enumerate(names, 1)]
+    spares = [
+        Slot(i, "moments", f"{name}-spare-1", first.statistic, 5.0, spare=True)
+        for i, name in enumerate(names, 4)
+    ]
+    lock = make_lock((*slots, *spares, replace(rest[0], id=7), replace(rest[1], id=8)))
+    run = make_run(tmp_path / "b", lock)
+    with open_spending(run, lock) as spender:
+        for slot in (slots[1], slots[2], spares[1]):
+            with pytest.raises(BudgetError, match=r"comes after .*moments\.safetensors"):
+                spender.charge(slot)
+        spender.charge(slots[0])
+        with pytest.raises(BudgetError, match="not settled"):  # charged is not enough
+            spender.charge(slots[1])
+        spend(spender, run, spares[0])
+        spend(spender, run, slots[1])
+        spender.charge(lock.slots[6])  # steps of DP-SGD wait for nothing of their own
+        spender.charge(lock.slots[7])
+    with open_spending(run, lock) as spender:  # known from the transcript too
+        spend(spender, run, slots[2])
+    assert earlier_files(lock)["cells.safetensors"] == {
+        "moments.safetensors",
+        "cells-lloyd-1.safetensors",
+    }
 
 
 def test_close_run(run, lock):

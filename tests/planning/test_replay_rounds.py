@@ -4,12 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from plan_texts import celled
+from plan_texts import celled, changed
 from spendkit import hand_out, reseal
 
 from dpsynth.accounting import gaussian
+from dpsynth.artifacts.files import sha256_file, write_json
 from dpsynth.artifacts.lock import Lock, Slot, read_lock
 from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.settled import DERIVED
 from dpsynth.artifacts.spending import Spender, spending
 from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.errors import ReplayError
@@ -127,14 +129,118 @@ def test_a_spare_stands_for_its_round(tmp_path: Path, crash: int) -> None:
         replay(run.root)
 
 
-def test_a_file_whose_line_a_crash_cut_off_is_no_forgery(tmp_path: Path) -> None:
+def test_a_file_whose_line_a_crash_cut_off(tmp_path: Path) -> None:
+    """It is no forgery while the run is open; once that is closed, it is never to be used."""
     run = planned(tmp_path, celled())
     lock = read_lock(run.lock)
     with open_spending(run, lock) as spender:
         release(spender, run, lock.slots[0])
         release(spender, run, lock.slots[1], settle=False)
+    (one,) = replay(run.root, partial=True).runs
+    assert "cells-lloyd-1.safetensors was charged and never settled: not checked" in one.notes
+    with open_spending(run, lock) as spender:
         spender.close()
+    assert not (run.released / "cells-lloyd-1.safetensors").exists()
+    assert (run.released / "moments.safetensors").exists()
     assert replay(run.root).runs[0].forfeited == 1
+    (run.released / "cells-lloyd-1.safetensors").write_bytes(b"forged")
+    for target in (run.root, hand_out(run)):
+        with pytest.raises(ReplayError, match="never settled in this closed transcript"):
+            replay(target)
+
+
+def rewritten(run: RunDir, order: list[int], settles: list[int]) -> None:
+    """A forger's transcript: `order` of charged slots, each of `settles` right after its charge."""
+    lines = [dict(line) for line in read_transcript(run.transcript).lines]
+    of = {(line["kind"], line.get("slot")): line for line in lines}
+    made = [of["open", None]]
+    for slot in order:
+        made += [of["charge", slot]] + ([of["settle", slot]] if slot in settles else [])
+    made += [of["settle", slot] for slot in sorted({1, 2, 3, 4} & set(order) - set(settles))]
+    close = {**of["close", None], "charged": len(order), "settled": len(order), "forfeited": []}
+    run.transcript.write_bytes(reseal([*made, close]))
+
+
+@pytest.mark.parametrize(
+    ("order", "settles"),
+    [([4, 3, 2, 1], [1, 2, 3, 4]), ([1, 2, 3, 4], []), ([1, 3, 2, 4], [1, 2, 3, 4]),
+     ([4], [4]), ([1, 4], [1, 4]), ([1, 2, 3, 4], [1, 3, 4])],
+)  # fmt: skip
+def test_rounds_out_of_order_are_refused(run: RunDir, order: list[int], settles: list[int]) -> None:
+    for path in run.released.glob("cells*"):
+        path.unlink()
+    (run.released / "moments.safetensors").unlink()
+    rewritten(run, [1, 2, 3, 4], [1, 2, 3, 4])
+    assert replay(run.root).ok
+    rewritten(run, order, settles)
+    with pytest.raises(ReplayError, match="before every earlier round"):
+        replay(run.root)
+
+
+def test_the_papers_two_mechanisms_are_one_round(tmp_path: Path) -> None:
+    paper = "{covariance: shared, sensitivity: paper, spares: 1}"
+    run = planned(tmp_path, changed("{covariance: class}", paper))
+    lock = read_lock(run.lock)
+    with open_spending(run, lock) as spender:
+        for name in ("moments-sums", "moments-second"):  # a crash: neither settles
+            spender.charge(spender.release_slot(name))
+    with open_spending(run, lock) as spender:
+        slots = [spender.release_slot(name) for name in ("moments-sums", "moments-second")]
+        for slot in slots:
+            spender.charge(slot)
+        path = run.released / "moments.safetensors"
+        path.write_bytes(b"both")
+        for slot in slots:
+            spender.settle(slot, path)
+        spender.close()
+    assert replay(run.root).runs[0].settled == 2
+
+
+def test_an_array_that_nothing_accounts_for_is_refused_in_a_hand_out(run: RunDir) -> None:
+    for name in ("extra.safetensors", "Cells-2.safetensors", "sub/cells.safetensors",
+                 "public/cells.safetensors", "sub/model.SAFETENSORS"):  # fmt: skip
+        path = run.released / name
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(run.released / "cells.safetensors", path)
+        with pytest.raises(ReplayError, match=f"{name} is no file of a hand-out"):
+            replay(hand_out(run))
+        path.unlink()
+    for name in DERIVED:
+        (run.released / name).parent.mkdir(exist_ok=True)
+        (run.released / name).write_bytes(b"made from released or public values")
+    assert replay(hand_out(run)).ok
+
+
+def test_a_settled_file_that_is_missing_is_noted(run: RunDir) -> None:
+    assert not any("not in this hand-out" in note for note in replay(hand_out(run)).runs[0].notes)
+    (run.released / "cells-lloyd-1.safetensors").unlink()
+    notes = replay(hand_out(run)).runs[0].notes
+    assert "cells-lloyd-1.safetensors was settled, and is not in this hand-out" in notes
+
+
+def test_public_files_are_those_that_the_calibration_names(tmp_path: Path) -> None:
+    run = planned(tmp_path, celled())
+    lock = read_lock(run.lock)
+    named = [run.public / f"{key}.safetensors" for key in ("geometry", "within")]
+    for path in named:
+        path.write_bytes(path.name.encode())
+    write_json(run.calibration, {f"{path.stem}_sha256": sha256_file(path) for path in named})
+    digest = sha256_file(run.calibration)
+    with spending(run, lock, calibration_hash=digest, noise_source=lock.noise_source) as spender:
+        release(spender, run, lock.slots[0])
+        spender.close()
+    shutil.copytree(run.public, run.released / "public")
+    handed = hand_out(run)
+    assert replay(run.root).ok and replay(handed).ok
+    for path in named:
+        for target, other in ((run.root, path), (handed, handed / "public" / path.name)):
+            whole = other.read_bytes()
+            other.write_bytes(b"another")
+            hand_out(run)
+            with pytest.raises(ReplayError, match=f"{path.name} is not the one that"):
+                replay(target)
+            other.write_bytes(whole)
+            hand_out(run)
 
 
 def forge(run: RunDir, number: int, **fields: object) -> None:

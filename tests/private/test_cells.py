@@ -414,3 +414,18 @@ def test_a_centre_outside_the_ball_makes_no_frame():
         Frame(centres + 1, used, 1.0, CLIP)
     far = frame_of(np.full((1, 1, DIM), 1e200), used, radius=1.0, clip=CLIP)
     assert int((far.centres**2).sum()) <= CODE_MAX**2
+
+
+@pytest.mark.parametrize("number", [2**32, -(2**32), 2**40, 2**63 - 1, -(2**63), CODE_MAX + 1])
+def test_a_centre_too_large_to_square_is_refused(number):
+    """2^32 squared is 0 in 64 bits: a check of the sum alone would let it through."""
+    centres = np.full((1, 1, DIM), 0)
+    centres[0, 0, 1] = number
+    with pytest.raises(UsageError, match="outside the codes' ball"):
+        Frame(centres, np.ones((1, 1), dtype=bool), 1.0, CLIP)
+
+
+@pytest.mark.parametrize("centre", [0.5, 1.0, np.int32(1), np.nan, True])
+def test_centres_are_whole_numbers_of_64_bits(centre):
+    with pytest.raises(UsageError, match="expected int64"):
+        Frame(np.full((1, 1, DIM), centre), np.ones((1, 1), dtype=bool), 1.0, CLIP)

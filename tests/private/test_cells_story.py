@@ -12,16 +12,19 @@ import pytest
 from dpsynth.artifacts.cells import load_cells
 from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.moments import load_moments
-from dpsynth.artifacts.spending import read_state
+from dpsynth.artifacts.spending import close_run, read_state
 from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.assess.check import ensure_checked
-from dpsynth.errors import BudgetError, MissingError, ReplayError
+from dpsynth.errors import BudgetError, MissingError, ReplayError, UsageError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import load_verified, make_run
 from dpsynth.private import session
 from dpsynth.private.moments import release_moments
 from dpsynth.private.noise import NoiseSource
 from dpsynth.public.pretrain import pretrain
+from dpsynth.public.within import WITHIN, save_within
+from dpsynth.released.gaussians import load_mixture
+from dpsynth.released.handout import hand_out
 
 PLAN = """\
 version: 1
@@ -183,7 +186,7 @@ def test_a_round_rests_on_what_was_settled(run):
     path = run.run.released / FILES["cells-lloyd-1"]
     whole, charged = path.read_bytes(), read_state(run.run, run.lock).charged
     path.write_bytes(whole[:-1] + b"\x01")
-    with pytest.raises(ReplayError, match="not what the transcript settled"):
+    with pytest.raises(BudgetError, match="not what the transcript settled"):
         release_moments(run)
     path.unlink()
     with pytest.raises(MissingError):
@@ -192,6 +195,84 @@ def test_a_round_rests_on_what_was_settled(run):
     path.write_bytes(whole)
     release_moments(run)
     check_whole(run, 0)
+
+
+def test_the_spread_of_public_codes_is_there_before_any_charge(run):
+    path, opened = run.run.public / WITHIN, run.run.transcript.exists()
+    whole = path.read_bytes()
+    path.unlink()
+    with pytest.raises(MissingError, match=f"{WITHIN} is missing") as error:
+        release_moments(run)
+    assert "dpsynth pretrain" in error.value.hint
+    save_within(path, np.eye(3), "another")
+    with pytest.raises(UsageError, match="not the file that the calibration names"):
+        release_moments(run)
+    assert run.run.transcript.exists() == opened is False
+    assert not any(run.run.released.iterdir())
+    path.write_bytes(whole)
+    release_moments(run)
+    check_whole(run, 0)
+
+
+def test_a_spread_lost_between_rounds_comes_back(run):
+    assert killed(run, "settle:written@2") == -9
+    path, charged = run.run.public / WITHIN, read_state(run.run, run.lock).charged
+    path.unlink()
+    with pytest.raises(MissingError, match=WITHIN):
+        release_moments(run)
+    assert read_state(run.run, run.lock).charged == charged
+    pretrain(run)
+    release_moments(run)
+    check_whole(run, 0)
+
+
+def test_a_transcript_rolled_back_releases_no_round_again(run):
+    """Cut to its first round, it would pay for a second draw of what lies in released/."""
+    assert killed(run, "settle:written@2") == -9
+    whole = run.run.transcript.read_bytes()
+    path = run.run.released / FILES["cells-lloyd-1"]
+    before = path.read_bytes()
+    run.run.transcript.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    with pytest.raises(BudgetError, match="earlier transcript"):
+        release_moments(run)
+    assert path.read_bytes() == before
+    assert len(read_state(run.run, run.lock).charged) == 1
+    run.run.transcript.write_bytes(whole)
+    release_moments(run)
+    check_whole(run, 0)
+
+
+def test_a_file_that_never_settled_is_not_used_and_goes_with_the_close(run, capsys):
+    assert killed(run, "settle:before@4") == -9
+    path = run.run.released / FILES["cells"]
+    data = path.read_bytes()
+    for use in (lambda: load_mixture(run.run, run.plan), lambda: hand_out(run.run)):
+        with pytest.raises(ReplayError, match="never settled"):
+            use()
+    assert "never settled" in "".join(replay(run.run.root, partial=True).runs[0].notes)
+    assert close_run(run.run, run.lock).closed
+    assert not path.exists()
+    assert "removed released/cells.safetensors" in capsys.readouterr().err
+    assert replay(run.run.root).ok
+    hand_out(run.run)
+    path.write_bytes(data)
+    with pytest.raises(ReplayError, match="never settled"):
+        replay(run.run.root)
+    with pytest.raises(ReplayError, match="never settled"):
+        hand_out(run.run)
+    close_run(run.run, run.lock)  # closed before: what a crash kept it from removing goes now
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["moments", "cells"])
+def test_a_swapped_round_is_neither_used_nor_handed_out(run, name):
+    release_moments(run)
+    path = run.run.released / FILES[name]
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ReplayError, match="not what the transcript settled"):
+        load_mixture(run.run, run.plan)
+    with pytest.raises(BudgetError, match="not what the transcript settled"):
+        hand_out(run.run)
 
 
 def test_without_a_spare_a_lost_round_ends_the_release(tmp_path):

@@ -400,6 +400,25 @@ def test_a_lost_or_foreign_spread_is_seen(tmp_path):
         load_within(verified.run, with_cells(path, code=5))
 
 
+def test_a_lost_spread_comes_back_after_charges_if_it_is_the_same(tmp_path):
+    path = write_public(tmp_path / "public.npz")
+    verified = stand_in(with_cells(path), tmp_path / "run")
+    facts = pretrain(verified)
+    file, calibration = verified.run.public / "within.safetensors", verified.run.calibration
+    whole, named = file.read_bytes(), calibration.read_bytes()
+    verified.run.transcript.write_text("{}\n")
+    file.unlink()
+    assert pretrain(verified) == facts
+    assert (file.read_bytes(), calibration.read_bytes()) == (whole, named)
+    for other in ({**facts, "within_sha256": "0" * 64}, {**facts, "within_sha256": None}, None):
+        file.unlink()
+        calibration.write_text("damaged" if other is None else json.dumps(other))
+        with pytest.raises(BudgetError, match=r"within\.safetensors would change"):
+            pretrain(verified)
+        assert not file.exists()
+        file.write_bytes(whole)
+
+
 def test_spread_of_few_and_absent_classes_is_finite():
     codes = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]])
     pooled = within_covariance(codes, torch.tensor([0, 0, 3]))

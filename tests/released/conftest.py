@@ -74,6 +74,11 @@ def release(verified: VerifiedPlan) -> None:
         spender.charge(slot)
         save_moments(path, moments)
         spender.settle(slot, path)
+        for chunk in verified.lock.stage_slots("train"):
+            spender.charge(chunk)
+            checkpoint = verified.run.curator / chunk.name
+            checkpoint.write_bytes(b"some weights")
+            spender.settle(chunk, checkpoint)
         spender.close()
 
 
@@ -94,17 +99,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifiedPlan]:
     yield verified
 
 
-@pytest.fixture
-def with_model(tiny: VerifiedPlan) -> Iterator[VerifiedPlan]:
-    """The run with some velocity model as `released/model.safetensors`."""
-    settings = tiny.plan.velocity
+@pytest.fixture(scope="session")
+def with_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifiedPlan]:
+    """A run whose release and training are paid for; its model is `released/model.safetensors`."""
+    folder = tmp_path_factory.mktemp("trained")
+    stages = "moments: {covariance: class}"
+    plan = PLAN.replace("name: tiny", "name: trained")
+    plan = plan.replace(stages, f"{stages}\n  train: {{rate: 0.01, steps: 4, chunk: 2}}")
+    (folder / "plan.yaml").write_text(plan)
+    verified = make_run(folder / "plan.yaml", folder / "run")
+    pretrain(verified)
+    release(verified)
+    settings = verified.plan.velocity
     with seeded_initialisation(1):
         model = build_velocity(settings, CODE, len(CLASSES))
         torch.nn.init.normal_(model.leave.weight, std=0.1)  # type: ignore[arg-type, union-attr]
-    path = tiny.run.released / "model.safetensors"
-    save_velocity(model, path, settings, room="released")
-    yield tiny
-    path.unlink()  # no charge paid for it
+    save_velocity(model, verified.run.released / "model.safetensors", settings, room="released")
+    yield verified
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from dpsynth.artifacts.lock import read_lock
+from dpsynth.artifacts.settled import DERIVED
 from dpsynth.artifacts.tensors import load_released
 from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.errors import BudgetError, MissingError, ReplayError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.released.card import build_card, spent, stamps
+from dpsynth.released.card import FILES, build_card, spent, stamps
 from dpsynth.released.handout import hand_out
 
 
@@ -40,6 +41,12 @@ def test_a_transcript_that_lost_lines_is_not_handed_out(tiny: VerifiedPlan) -> N
         assert (tiny.run.released / "transcript.jsonl").read_bytes() == whole
     finally:
         tiny.run.transcript.write_bytes(whole)
+
+
+def test_replay_knows_every_array_of_a_hand_out() -> None:
+    arrays = {name for name in FILES if name.endswith(".safetensors")}
+    rounds = {name for name in arrays if name.startswith(("moments", "cells", "model"))}
+    assert arrays - rounds == set(DERIVED)
 
 
 def test_idempotent(tiny: VerifiedPlan) -> None:

@@ -29,13 +29,13 @@ def whole(with_model: VerifiedPlan) -> VerifiedPlan:
 @pytest.mark.parametrize("model", [name for name in MODELS if name != PLAIN])
 def test_every_model_can_be_sampled(whole: VerifiedPlan, model: str) -> None:
     facts = sample(whole, 20, model)
-    folder = whole.run.released / ("samples" if model == "distilled" else f"samples-{model}")
+    folder = whole.run.released / ("samples" if model == "model" else f"samples-{model}")
     assert facts["samples"] == str(folder)
     images, labels = read_samples(folder, CLASSES, (8, 8, 1))
     assert images.shape == (20, 8, 8, 1)
     assert np.bincount(labels, minlength=3).tolist() == [7, 7, 6]
     assert images.std() > 5
-    name = "contact-sheet.png" if model == "distilled" else f"contact-sheet-{model}.png"
+    name = "contact-sheet.png" if model == "model" else f"contact-sheet-{model}.png"
     assert (whole.run.released / name).exists()
     assert (whole.run.released / "manifest.json").exists()
 

@@ -1,0 +1,163 @@
+"""Which file each charge pays for, and whether what lies in `released/` is what was settled.
+
+A release in rounds has a file for each round, and each later round rests on the earlier ones:
+so their charges come in order, and a file without its charge is never used or handed out.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.lock import Lock
+from dpsynth.artifacts.rooms import TRANSCRIPT_NAME, RunDir
+from dpsynth.artifacts.transcript import Line, parse_transcript
+from dpsynth.errors import BudgetError, MissingError, ReplayError, typed
+
+MODEL = "model.safetensors"
+"""What DP-SGD made: some charge of its stage must have paid for it. Its chunks settle with
+checkpoints in the curator's room, so that no line names its hash."""
+
+DERIVED = (
+    "mixture.safetensors",
+    "distilled.safetensors",
+    "public/geometry.safetensors",
+    "public/within.safetensors",
+)
+"""Arrays of a hand-out that are made without a look at private records, by their path in it."""
+
+
+def file_of(stage: str, mechanism: str) -> str:
+    """File that a charge's mechanism releases into; a spare's is that of what it spares.
+
+    A cell round has a file of its own; the paper's two mechanisms share one.
+
+    >>> file_of("moments", "cells-lloyd-1-spare-2")
+    'cells-lloyd-1.safetensors'
+    """
+    if stage == "train":
+        return MODEL
+    release = mechanism.split("-spare-", maxsplit=1)[0]
+    return f"{'moments' if release.startswith('moments-') else release}.safetensors"
+
+
+def made_files(released: Path) -> list[Path]:
+    """Files that only a look at private records makes, whichever rounds they say they are."""
+    return [
+        path
+        for pattern in ("moments*.safetensors", "cells*.safetensors", MODEL)
+        for path in sorted(released.glob(pattern))
+        if path.is_file()
+    ]
+
+
+def settled_files(lines: Iterable[Line]) -> dict[str, set[str]]:
+    """Each charged file by name, and the SHA-256s that it settled with: none, while unsettled."""
+    paid: dict[int, str] = {}
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        if line["kind"] == "charge":
+            paid[line["slot"]] = file_of(str(line["stage"]), str(line["mechanism"]))
+            found.setdefault(paid[line["slot"]], set())
+        if line["kind"] == "settle" and paid[line["slot"]] != MODEL:
+            found[paid[line["slot"]]].add(line["sha256"])
+    return found
+
+
+def earlier_files(lock: Lock) -> dict[str, frozenset[str]]:
+    """For each file, those that rounds before it in its stage settle. Releases of one file are one.
+
+    Steps of DP-SGD make one file, and so wait for nothing here.
+    """
+    stages: dict[str, list[str]] = {}
+    for slot in lock.slots:
+        names = stages.setdefault(slot.stage, [])
+        name = file_of(slot.stage, slot.name)
+        if name not in names:
+            names.append(name)
+    return {
+        name: frozenset(names[:number])
+        for names in stages.values()
+        for number, name in enumerate(names)
+    }
+
+
+def out_of_order(lock: Lock, lines: Iterable[Line]) -> Line | None:
+    """The first charge that comes before an earlier round of its stage settled, if any does."""
+    earlier = earlier_files(lock)
+    paid: dict[int, str] = {}
+    settled: set[str] = set()
+    for line in lines:
+        if line["kind"] == "charge":
+            name = file_of(str(line["stage"]), str(line["mechanism"]))
+            if not earlier.get(name, frozenset()) <= settled:
+                return line
+            paid[line["slot"]] = name
+        if line["kind"] == "settle":
+            settled.add(paid[line["slot"]])
+    return None
+
+
+def require_grown(run: RunDir) -> None:
+    """Refuse a transcript that was cut or replaced: `released/` would hold what it never charged.
+
+    A file that is charged and not settled passes: a crash may have come between the two, and the
+    release's spare overwrites it.
+
+    Raises BudgetError unless it begins with its handed-out copy, is there where arrays are, and
+    charged every file that a look at private records makes, with the hash that it settled.
+    """
+    known = run.transcript.read_bytes() if run.transcript.is_file() else b""
+    copy = run.released / TRANSCRIPT_NAME
+    cut = copy.is_file() and not known.startswith(copy.read_bytes())
+    if cut or (not known and any(run.released.glob("*.safetensors"))):
+        raise _rolled_back("released/ holds what an earlier transcript of this run charged")
+    made = made_files(run.released)
+    paid = settled_files(parse_transcript(known).lines) if made else {}
+    for path in made:
+        digests = paid.get(path.name)
+        if digests is None:
+            raise _rolled_back(f"released/{path.name} is what an earlier transcript charged")
+        if digests and sha256_file(path) not in digests:
+            raise BudgetError(
+                f"released/{path.name} is not what the transcript settled",
+                hint="restore the file, or its transcript; or plan a new run (its budget adds up)",
+            )
+
+
+def _rolled_back(what: str) -> BudgetError:
+    return BudgetError(
+        f"{what}, and that is gone",
+        hint=f"restore {TRANSCRIPT_NAME} (of a copy, or from released/), or plan into a new "
+        "run folder: dpsynth plan PLAN --run runs/NAME-2 (its budget adds up)",
+    )
+
+
+def require_settled(run: RunDir, names: Iterable[str]) -> None:
+    """Files of `released/` are what the run's transcript settled, where it has a transcript.
+
+    `names`: rounds' files; the model, which no line names by hash, is passed over.
+
+    Raises:
+        MissingError: a file is gone.
+        ReplayError: no charge settled it, or it is another one by now.
+    """
+    if not run.transcript.is_file():
+        return
+    settled = settled_files(parse_transcript(run.transcript.read_bytes()).lines)
+    for name in names:
+        path, digests = run.released / name, settled.get(name)
+        if name == MODEL:
+            continue
+        if not path.is_file():
+            raise MissingError(f"{name} is missing from released/", hint="restore the file")
+        if not digests:
+            raise ReplayError(
+                f"{name} was never settled: a crash came between the file and its line",
+                hint=f"{typed('dpsynth', 'release-moments', run.root)} makes it anew, paid for by "
+                "its spare; dpsynth close RUN removes it",
+            )
+        if sha256_file(path) not in digests:
+            raise ReplayError(
+                f"{name} is not what the transcript settled",
+                hint="restore the file, or plan a new run (its budget adds up)",
+            )

@@ -80,7 +80,7 @@ def swapped(values: Values) -> Values:
 
     Held-out records are the test set beside the new private files.
     """
-    from dpsynth.planning.schema import IdxSource
+    from dpsynth.planning.source_kinds import IdxSource
 
     changed = deepcopy(values)
     places = [n for n, source in enumerate(changed["public"]) if source["kind"] == "idx"]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsynth.planning.schema import IdxSource
+    from dpsynth.planning.source_kinds import IdxSource
 
 PLANS = Path(__file__).resolve().parent.parent / "plans"
 MEASURES = ("accuracy", "frechet", "precision", "recall")
@@ -158,7 +158,7 @@ def fashion_distance(run: Path) -> float | None:
 
     None where the plan has no Fashion-MNIST beside it.
     """
-    from dpsynth.planning.schema import IdxSource
+    from dpsynth.planning.source_kinds import IdxSource
     from dpsynth.planning.verify import load_verified
 
     verified = load_verified(run)

@@ -10,7 +10,8 @@ import yaml
 from pydantic import ValidationError
 
 from dpsynth.errors import PlanError
-from dpsynth.planning.schema import Plan, Section
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.section import Section
 
 Loc = tuple[int | str, ...]
 

@@ -8,28 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveInt = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-# YAML gives text; everything else in the plan is strict, so that "1" is never taken for 1.
-PathField = Annotated[Path, Field(strict=False)]
-
-_LATER = "later"
-
-
-def _later(default: Any, **rules: Any) -> Any:
-    """A field that older plans do not have: while it holds its default, no hash sees it."""
-    return Field(default, json_schema_extra={_LATER: True}, **rules)
-
-
-class Section(BaseModel):
-    """Base of all plan sections: frozen, strict types, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+from dpsynth.planning.section import (
+    LATER,
+    Fraction,
+    PositiveFloat,
+    PositiveInt,
+    Rate,
+    Section,
+    later,
+)
+from dpsynth.planning.source_kinds import Source
 
 
 class Budget(Section):
@@ -46,62 +37,6 @@ class Cap(Section):
 
     epsilon: PositiveFloat
     delta: Fraction
-
-
-class IdxSource(Section):
-    """An IDX pair (MNIST's format), gzipped or not."""
-
-    kind: Literal["idx"]
-    images: PathField
-    labels: PathField
-
-
-class FolderSource(Section):
-    """An image folder or zip with `metadata.csv`/`metadata.jsonl`, or one subfolder a class."""
-
-    kind: Literal["folder"]
-    path: PathField
-
-
-class NpzSource(Section):
-    """A NumPy archive of `images` (n, H, W) or (n, H, W, C) and integer `labels` (n,)."""
-
-    kind: Literal["npz"]
-    path: PathField
-    images: str = "images"
-    labels: str = "labels"
-
-
-class DigitsSource(Section):
-    """scikit-learn's 1,797 handwritten 8x8 digits."""
-
-    kind: Literal["digits"]
-
-
-class LettersSource(Section):
-    """Letters rendered from the fonts that ship with matplotlib, under random affine jitter."""
-
-    kind: Literal["letters"]
-    count: PositiveInt = 20_000
-    seed: int = 0
-
-
-class GlyphsSource(Section):
-    """The same letters under affine, elastic and thickness jitter, for learning to draw strokes.
-
-    `digit_like: true` adds the letters that look like digits (such as O, l, S, Z).
-    """
-
-    kind: Literal["glyphs"]
-    count: PositiveInt = 60_000
-    seed: int = 0
-    digit_like: bool = False
-
-
-Source = Annotated[
-    IdxSource | FolderSource | NpzSource | DigitsSource | LettersSource | GlyphsSource,
-    Field(discriminator="kind"),
-]
 
 
 class ImageShape(Section):
@@ -171,11 +106,11 @@ class Autoencoder(Section):
     learning_rate: PositiveFloat = 2e-3
     latent_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     strokes: bool = True
-    deform: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = _later(0.0)
-    hidden: PositiveInt | None = _later(None)
-    norm: bool = _later(False)
-    loss: Literal["cross-entropy", "squares"] = _later("cross-entropy")
-    precision: Literal["float32", "bfloat16"] = _later("float32")
+    deform: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = later(0.0)
+    hidden: PositiveInt | None = later(None)
+    norm: bool = later(False)
+    loss: Literal["cross-entropy", "squares"] = later("cross-entropy")
+    precision: Literal["float32", "bfloat16"] = later("float32")
 
     @model_validator(mode="after")
     def _batch_has_a_spread(self) -> "Autoencoder":
@@ -241,7 +176,7 @@ class Moments(Section):
     floor: PositiveFloat = 1e-2
     least_count: PositiveFloat = 20.0
     spares: Annotated[int, Field(ge=0, le=3)] = 0
-    cells: Cells | None = _later(None)
+    cells: Cells | None = later(None)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Moments":
@@ -339,10 +274,10 @@ class Sampling(Section):
     count: PositiveInt = 10_000
     steps: PositiveInt = 25
     guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.5
-    sharpen: Literal["public"] | Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = _later(
+    sharpen: Literal["public"] | Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = later(
         0.0
     )
-    augment: Jitter | None = _later(None)
+    augment: Jitter | None = later(None)
 
 
 class Evaluation(Section):
@@ -413,7 +348,7 @@ def _without_paths(section: BaseModel) -> dict[str, Any]:
 def _unsaid(field: FieldInfo, value: Any) -> bool:
     """Whether a later field holds its default: plans older than it keep their hash."""
     extra = field.json_schema_extra
-    return isinstance(extra, dict) and _LATER in extra and bool(value == field.default)
+    return isinstance(extra, dict) and LATER in extra and bool(value == field.default)
 
 
 def _plain(value: Any) -> Any:

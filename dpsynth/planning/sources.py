@@ -11,14 +11,8 @@ from typing import Any
 from dpsynth.artifacts.files import read_json, write_json
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import MissingError, UsageError
-from dpsynth.planning.schema import (
-    FolderSource,
-    IdxSource,
-    NpzSource,
-    Plan,
-    Source,
-    SourceHeldOut,
-)
+from dpsynth.planning.schema import Plan, SourceHeldOut
+from dpsynth.planning.source_kinds import FolderSource, IdxSource, NpzSource, Source
 
 NAME = "source.json"
 _MODE = 0o600

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.errors import DataError, MissingError
-from dpsynth.planning.schema import ImageShape, Plan, Source
+from dpsynth.planning.schema import ImageShape, Plan
+from dpsynth.planning.source_kinds import Source
 from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
 
 DRAWN = ("letters", "glyphs")

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from dpsynth.planning.schema import (
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import (
     DigitsSource,
     FolderSource,
     GlyphsSource,
     IdxSource,
-    ImageShape,
     LettersSource,
     NpzSource,
     Source,

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from dpsynth.errors import MissingError
-from dpsynth.planning.schema import GlyphsSource, ImageShape, LettersSource
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import GlyphsSource, LettersSource
 from dpsynth.readers.records import BadRecord, Image, Item, Record, check_label, check_shape
 
 INSTALL_HINT = 'pip install -e ".[torch]"'

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from dpsynth.planning.schema import FolderSource, ImageShape
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import FolderSource
 from dpsynth.readers.metadata import NAMES, Row, parse_metadata
 from dpsynth.readers.picture import SUFFIXES, BadPictureError, decode, most_bytes
 from dpsynth.readers.records import BadRecord, Item, Record, UnreadableSourceError

@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dpsynth.planning.schema import IdxSource, ImageShape
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import IdxSource
 from dpsynth.readers.records import (
     BadRecord,
     Item,

@@ -12,7 +12,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.planning.schema import ImageShape, NpzSource
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import NpzSource
 from dpsynth.readers.records import (
     BadRecord,
     Image,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan_texts import SMALL, changed
 
 from dpsynth.errors import PlanError
-from dpsynth.planning.schema import IdxSource
+from dpsynth.planning.source_kinds import IdxSource
 from dpsynth.planning.yaml_plan import load_plan, parse_plan, plan_hash
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpsynth.planning.schema import DigitsSource, GlyphsSource, ImageShape, LettersSource
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import DigitsSource, GlyphsSource, LettersSource
 from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
 from dpsynth.readers.letters import (
     DIGIT_LIKE,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsynth.planning.schema import FolderSource, ImageShape
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import FolderSource
 from dpsynth.readers import Record, open_source
 
 EMOJI = Path(__file__).resolve().parents[3] / "shared/data/emoji/noto.zip"

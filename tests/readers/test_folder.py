@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dpsynth.errors import DataError
-from dpsynth.planning.schema import FolderSource, ImageShape
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import FolderSource
 from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
 
 CLASSES = ["cat", "dog"]

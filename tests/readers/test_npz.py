@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dpsynth.errors import DataError
-from dpsynth.planning.schema import ImageShape, NpzSource
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import NpzSource
 from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
 
 CLASSES = ["zero", "one", "two"]

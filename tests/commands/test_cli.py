@@ -245,7 +245,7 @@ def test_an_interrupt_says_how_to_resume(planned: Path) -> None:
         assert process.stdout.readline() == "up\n"
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "resume with: dpsynth status runs/tiny" in stderr
     assert "Traceback" not in stderr

@@ -46,8 +46,10 @@ def _end(error: DpsynthError) -> NoReturn:
 
 
 def _interrupted() -> NoReturn:
-    """Every command goes on where it was when it is typed again."""
+    """A command goes on where it was; only a round charged and not finished is spent."""
     note(f"interrupted; resume with: {shlex.join(['dpsynth', *sys.argv[1:]])}")
+    if "release-moments" in sys.argv[1:2]:
+        note("a round cut off after its charge is spent; dpsynth status RUN says what is left")
     raise SystemExit(INTERRUPTED)
 
 

@@ -11,7 +11,10 @@ def release_moments(
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
-    """Release noisy class moments of the private images, once.
+    """Release noisy class moments of the private images, once; with cells, in rounds.
+
+    Stopped between two rounds it goes on with the next; a round cut off after its charge is spent,
+    and needs its spare.
 
     Example: dpsynth release-moments runs/digits
     """

@@ -44,8 +44,9 @@ def gather(target: Path, *, head: str | None, partial: bool) -> Evidence:
         raise MissingError(f"{target} does not exist", hint="dpsynth replay RUN")
     if target.is_dir() and not (target / TRANSCRIPT_NAME).is_file():
         raise MissingError(
-            f"{target} holds no {TRANSCRIPT_NAME}: nothing was spent, or it is no run folder",
-            hint="dpsynth status RUN",
+            f"{target} holds no {TRANSCRIPT_NAME}: nothing was spent, it is no run folder, or a "
+            "released/ that was not handed out yet",
+            hint="dpsynth sample RUN makes released/ whole; dpsynth replay RUN looks at the run",
         )
     folder = target if target.is_dir() else target.parent
     path = folder / TRANSCRIPT_NAME if target.is_dir() else target

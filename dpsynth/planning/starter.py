@@ -39,7 +39,9 @@ representation:
 stages:
   moments:                      # a noisy release of class counts, sums and second moments
     covariance: class           # shared: one covariance for all classes (rare classes)
-    spares: 0                   # 1: a crash in the release may use a second, planned slot
+    # cells: {}                 # moments by cells inside each class, in rounds: better images where
+    #                             classes have hundreds of records; needs covariance: class
+    spares: 0                   # 1: a crash may use a second slot of each round; costs noise always
   # train:                      # DP-SGD on top; needs `sampling: {method: flow}`
   #   weight: 0.1               # against stages.moments.weight (1.0), in noise
   #   rate: 0.02
@@ -50,6 +52,8 @@ stages:
 sampling:
   method: release               # flow: draw by the flow model
   count: 5000
+  # sharpen: public             # decoded images are soft: as sharp as public ones again
+  # augment: {}                 # move each image a little (for classifiers); unmoved ones come too
 """
 
 

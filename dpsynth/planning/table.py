@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dpsynth.accounting.statistics import sensitivity
+from dpsynth.accounting.statistics import CellMoments, sensitivity
 from dpsynth.artifacts.lock import Lock
 from dpsynth.console import table
 
@@ -84,6 +84,10 @@ def as_json(lock: Lock) -> dict[str, Any]:
 
 def _footnotes(lock: Lock, where: str) -> Iterator[str]:
     budget = lock.budget
+    cells = [slot.statistic.cells for slot in lock.slots if isinstance(slot.statistic, CellMoments)]
+    if cells:
+        alone = "; one Gaussian a class needs no cells" if cells[0] == 1 else ""
+        yield f"cells: at most {cells[0]} a class{alone}"
     yield (
         f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "
         f"{budget['adjacency']}, unit: {budget['unit']}"

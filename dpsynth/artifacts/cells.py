@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.artifacts.tensors import load_released, save_tensors
+from dpsynth.artifacts.tensors import load_release, save_tensors
 from dpsynth.errors import UsageError
 
 FORMAT = "dpsynth-cells-1"
@@ -123,12 +123,7 @@ def load_cells(path: Path) -> ReleasedCells:
         MissingError: the round was not released yet.
         UsageError: the file is damaged, of another format, or not a released one.
     """
-    arrays, metadata = load_released(path)
-    if metadata.get("format") != FORMAT:
-        raise UsageError(
-            f"{path.name} has format {metadata.get('format')!r}, expected {FORMAT!r}",
-            hint="ask for the file that `dpsynth release-moments` wrote",
-        )
+    arrays, metadata = load_release(path, FORMAT)
     try:
         cells = _read(arrays, metadata)
         cells.check()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.artifacts.tensors import load_released, save_tensors
+from dpsynth.artifacts.tensors import load_release, save_tensors
 from dpsynth.errors import UsageError
 
 FORMAT = "dpsynth-moments-1"
@@ -74,12 +74,7 @@ def load_moments(path: Path) -> ReleasedMoments:
         MissingError: nothing was released yet.
         UsageError: the file is damaged, of another format, or not a released one.
     """
-    arrays, metadata = load_released(path)
-    if metadata.get("format") != FORMAT:
-        raise UsageError(
-            f"{path.name} has format {metadata.get('format')!r}, expected {FORMAT!r}",
-            hint="ask for the file that `dpsynth release-moments` wrote",
-        )
+    arrays, metadata = load_release(path, FORMAT)
     try:
         numbers = {name: float(metadata[name]) for name in _NUMBERS}
         counts, sums, seconds = (arrays[name].astype(np.float64) for name in _ARRAYS)

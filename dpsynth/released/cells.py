@@ -15,8 +15,14 @@ from dpsynth.artifacts.cells import ReleasedCells
 from dpsynth.artifacts.moments import ReleasedMoments
 from dpsynth.planning.schema import Moments
 from dpsynth.released import shrink
-from dpsynth.released.centres import cut_covariances, into_ball
-from dpsynth.released.estimate import ClassGaussians, ClassMixtures, estimate
+from dpsynth.released.centres import cut_covariances
+from dpsynth.released.estimate import (
+    ClassGaussians,
+    ClassMixtures,
+    estimate,
+    into_ball,
+    kept_share,
+)
 
 Array = NDArray[np.float64]
 Templates = Callable[[Array], list[Array]]
@@ -99,9 +105,7 @@ def _known(cells: ReleasedCells, settings: Moments) -> _Known:
     owners, places = np.nonzero(cells.used & (cells.counts >= least))
     counts = cells.counts[owners, places]
     offsets = cells.sums[owners, places] / counts[:, None]
-    noise = cells.dim * np.square(cells.sum_std / counts)
-    size = np.maximum(np.square(offsets).sum(axis=1), np.finfo(float).tiny)
-    offsets *= np.maximum(0.0, 1.0 - noise / size)[:, None]
+    offsets *= kept_share(offsets, cells.dim * np.square(cells.sum_std / counts))[:, None]
     offsets = into_ball(offsets, cells.radius)
     second = cells.seconds[owners, places] / counts[:, None, None]
     return _Known(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsynth.artifacts.cells import ReleasedCells
 from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
-from dpsynth.released.estimate import ClassGaussians
+from dpsynth.released.estimate import ClassGaussians, into_ball, kept_share
 
 Array = NDArray[np.float64]
 
@@ -73,8 +73,7 @@ def moved_centres(cells: ReleasedCells, least: float) -> Array:
     """
     counts = np.maximum(cells.counts, max(least, 1.0))
     means = cells.sums / counts[..., None]
-    size, noise = _square(means), cells.dim * (cells.sum_std / counts) ** 2
-    kept = np.maximum(0.0, 1.0 - np.divide(noise, size, out=np.ones_like(size), where=size > noise))
+    kept = kept_share(means, cells.dim * (cells.sum_std / counts) ** 2)
     kept = np.where(cells.used & (cells.counts >= least), kept, 0.0)
     moves = kept[..., None] * into_ball(means, cells.radius)
     return into_ball(cells.centres + moves, cells.clip)
@@ -125,13 +124,6 @@ def cut_covariances(
                     np.cov(own.T).reshape(found[y, place].shape) - found[y, place]
                 )
     return found
-
-
-def into_ball(points: Array, radius: float) -> Array:
-    """Each point (..., d), or the nearest one of the ball of `radius` about 0."""
-    norms = np.linalg.norm(points, axis=-1, keepdims=True)
-    inside: Array = points * np.minimum(1.0, radius / np.maximum(norms, radius))
-    return inside
 
 
 def _draws(gaussians: ClassGaussians, radius: float, seed: int) -> Iterator[Array]:

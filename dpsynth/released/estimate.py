@@ -55,7 +55,7 @@ def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
     counts = np.maximum(moments.counts, 1.0)
     large = moments.counts >= settings.least_count
     total = max(float(moments.counts.sum()), 1.0)
-    overall = _into_ball(moments.sums.sum(axis=0) / total, moments.radius)
+    overall = into_ball(moments.sums.sum(axis=0) / total, moments.radius)
     # The global values hold a class's own noise too, so less of a difference is noise.
     others = np.clip(1.0 - counts / total, 0.0, 1.0)
     means = _means(moments, large, overall, others)
@@ -79,8 +79,8 @@ def _means(
     for y in np.flatnonzero(large).tolist():
         count = max(float(moments.counts[y]), 1.0)
         difference = moments.sums[y] / count - overall
-        kept = _kept(difference, others[y] * moments.dim * (moments.sum_std / count) ** 2)
-        means[y] = _into_ball(overall + kept * difference, moments.radius)
+        kept = kept_share(difference, others[y] * moments.dim * (moments.sum_std / count) ** 2)
+        means[y] = into_ball(overall + kept * difference, moments.radius)
     return means
 
 
@@ -136,10 +136,22 @@ def _class_covariances(
     return pooled + shrunk
 
 
-def _kept(difference: Array, noise: float) -> float:
-    """Share of a difference that its noise, E ||noise||^2, does not explain, in [0, 1]."""
-    size = float(np.square(difference).sum())
-    return max(0.0, 1.0 - noise / size) if size > 0 else 0.0
+def kept_share(differences: Array, noise: Array | float) -> Array:
+    """Share (...) of differences (..., d) that their noise, E ||noise||^2, does not explain.
+
+    In [0, 1]: the positive part of James and Stein's factor; 0 where there is no difference.
+    """
+    size = np.square(differences).sum(axis=-1)
+    known = size > noise
+    share: Array = 1.0 - np.divide(noise, size, out=np.ones_like(size), where=known)
+    return share
+
+
+def into_ball(points: Array, radius: float) -> Array:
+    """Each point (..., d), or the nearest one of the ball of `radius` about 0."""
+    norms = np.linalg.norm(points, axis=-1, keepdims=True)
+    inside: Array = points * np.minimum(1.0, radius / np.maximum(norms, radius))
+    return inside
 
 
 def _positive(matrix: Array, floor: float, rank: int | None) -> Array:
@@ -153,9 +165,3 @@ def _positive(matrix: Array, floor: float, rank: int | None) -> Array:
 
 def _symmetrised(matrix: Array) -> Array:
     return (matrix + matrix.T) / 2
-
-
-def _into_ball(vector: Array, radius: float) -> Array:
-    """The nearest point of the ball that every code lies in."""
-    norm = float(np.linalg.norm(vector))
-    return vector * (radius / norm) if norm > radius else vector

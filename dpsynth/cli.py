@@ -46,10 +46,9 @@ def _end(error: DpsynthError) -> NoReturn:
 
 
 def _interrupted() -> NoReturn:
-    """A command goes on where it was; only a round charged and not finished is spent."""
+    """A command goes on where it was; only what was charged and not finished is spent."""
     note(f"interrupted; resume with: {shlex.join(['dpsynth', *sys.argv[1:]])}")
-    if "release-moments" in sys.argv[1:2]:
-        note("a round cut off after its charge is spent; dpsynth status RUN says what is left")
+    note("what was cut off after its charge is spent: dpsynth status RUN says what is left")
     raise SystemExit(INTERRUPTED)
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from field_checks import assert_regression
 from torch import Tensor
 
 from dpsynth.errors import UsageError
 from dpsynth.models.field import AnalyticField
-from dpsynth.models.flow import euler, interpolate
+from dpsynth.models.flow import euler
 from dpsynth.models.seeding import generator
 
 CLASSES, DIM = 3, 4
@@ -65,14 +66,7 @@ def test_field_solves_the_regression_of_equation_1() -> None:
     normal = torch.randn(count, DIM, generator=source, dtype=torch.float64)
     roots = torch.linalg.cholesky(covariances)
     codes = means[labels] + torch.einsum("bde,be->bd", roots[labels], normal)
-    noise = torch.randn(count, DIM, generator=source, dtype=torch.float64)
-    times = torch.full((count,), t, dtype=torch.float64)
-    x = interpolate(codes, noise, times)
-    for predicted in (field.conditional(x, times, labels), field.unconditional(x, times)):
-        residual = codes - noise - predicted
-        for feature in (torch.ones_like(x), x, x.square(), x.sin()):
-            correlation = (residual[:, :, None] * feature[:, None, :]).mean(0)
-            assert correlation.abs().max() < 0.03
+    assert_regression(field, codes, labels, t, source)
 
 
 def test_noise_end_limits() -> None:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from field_checks import assert_regression
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
@@ -135,14 +136,7 @@ def test_field_solves_the_regression_of_equation_1() -> None:
     field = every.field()
     codes, picked = every.draw(count, source)
     labels = OWNERS[picked]
-    noise = torch.randn(count, DIM, generator=source, dtype=torch.float64)
-    times = torch.full((count,), t, dtype=torch.float64)
-    x = interpolate(codes, noise, times)
-    for predicted in (field.conditional(x, times, labels), field.unconditional(x, times)):
-        residual = codes - noise - predicted
-        for feature in (torch.ones_like(x), x, x.square(), x.sin()):
-            correlation = (residual[:, :, None] * feature[:, None, :]).mean(0)
-            assert correlation.abs().max() < 0.03
+    noise, times, x = assert_regression(field, codes, labels, t, source)
     # A single Gaussian a class, of the same moments, is not the fit: the test can fail.
     single = AnalyticField(*moment_matched(every), dtype=torch.float64)
     residual = codes - noise - single.conditional(x, times, labels)

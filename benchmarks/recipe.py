@@ -9,7 +9,9 @@ rebuild images that they never saw. For each, mean and standard deviation over `
 - error: mean squared error of reconstructions, pixels in [0, 1];
 - distance: Frechet distance of sharpened reconstructions (the gain is that of the training images)
   from other held-out images, in features of a LeNet trained on further held-out images by their
-  own labels.
+  own labels;
+- draws: the same of decoded draws from one Gaussian for each held-out class, without noise: how
+  well the decoder draws what no image was encoded to.
 
 Floor: every image rebuilt as the mean one; for the distance, training images in the place of
 reconstructions. Ceiling: originals in their place. Distances compare at equal `--images` only.
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dpsynth.assess.metrics import frechet_distance
 from dpsynth.console import note, render, table
@@ -38,14 +41,17 @@ from dpsynth.errors import UsageError
 from dpsynth.models.autoencoder import as_bytes
 from dpsynth.models.finish import sharpen
 from dpsynth.models.lenet import LeNet, features, train_probe, training_steps
+from dpsynth.models.seeding import generator
 from dpsynth.planning.schema import Autoencoder, ImageShape, Plan, Representation
 from dpsynth.planning.yaml_plan import load_plan
 from dpsynth.public.fit import fit_autoencoder
+from dpsynth.public.perceptual import feature_loss
 from dpsynth.public.representation import AutoencoderCodec, standardised
-from dpsynth.public.sharpening import source_gains
+from dpsynth.public.sharpening import class_draws, source_gains
 from dpsynth.public.sources import PublicImages, read_public
 
 PLAN = Path(__file__).resolve().parent.parent / "plans/mnist-class.yaml"
+MEASURES = ("error", "distance", "draws")
 PROBE_EPOCHS, WARM_UP, TIMED = 5, 5, 25
 
 
@@ -53,10 +59,12 @@ PROBE_EPOCHS, WARM_UP, TIMED = 5, 5, 25
 class HeldOut:
     """Held-out images in three parts: what is rebuilt, what it is compared with, the probe's own.
 
-    `rebuilt`, `reference` uint8 (n, H, W, C); `probe` is trained on the third part by its labels.
+    `rebuilt`, `reference` uint8 (n, H, W, C), `labels` int64 (n,) of what is rebuilt; `probe` is
+    trained on the third part by its labels.
     """
 
     rebuilt: np.ndarray
+    labels: np.ndarray
     reference: np.ndarray
     probe: LeNet
 
@@ -165,7 +173,7 @@ def held_out(public: PublicImages, chosen: np.ndarray, most: int, seed: int) -> 
         steps=training_steps(size, PROBE_EPOCHS),
         seed=seed,
     )
-    return HeldOut(public.images[rebuilt], public.images[reference], probe)
+    return HeldOut(public.images[rebuilt], public.labels[rebuilt], public.images[reference], probe)
 
 
 def subset(public: PublicImages, chosen: np.ndarray) -> PublicImages:
@@ -184,7 +192,11 @@ def default_changes(plan: Plan) -> list[str]:
     changes = ["", f"code={max(2, code * 2 // 3)}", f"code={code * 4 // 3}"]
     changes += [f"latent_noise={own.latent_noise / 2}", f"latent_noise={own.latent_noise * 2}"]
     changes += [f"width={2 * own.width}", f"hidden={2 * (own.hidden or 8 * own.width)}"]
-    changes += ["deform=0" if own.deform else "deform=0.6", f"norm={str(not own.norm).lower()}"]
+    changes += [
+        "deform=0" if own.deform else "deform=0.6",
+        "perceptual=0" if own.perceptual else "perceptual=0.3",
+    ]
+    changes += [f"norm={str(not own.norm).lower()}"]
     if len(plan.public) > 1:
         changes += [f"sources={place + 1}" for place in range(len(plan.public))]
     return changes
@@ -242,6 +254,7 @@ def fit(
 ) -> AutoencoderCodec:
     """Train one candidate for `steps` steps; `advance` is called after each."""
     height, width, channels = training.images.shape[1:]
+    settings = candidate.settings.autoencoder
     model = fit_autoencoder(
         training.images,
         candidate.settings,
@@ -249,6 +262,7 @@ def fit(
         seed=seed,
         drawn=training.drawn,
         steps=steps,
+        perceived=feature_loss(training, settings, seed + 5),
         advance=advance,
     )
     return AutoencoderCodec(model)
@@ -268,11 +282,13 @@ def score(
     seconds = time.perf_counter() - start
     space = standardised(codec, training.images)
     gain = min(source_gains(space, training, seed))
-    decoded = space.decode_pixels(space.encode(stand_in.rebuilt)).float()
-    finished = as_bytes(sharpen(decoded, gain))
+    codes = space.encode(stand_in.rebuilt)
+    decoded = space.decode_pixels(codes).float()
+    drawn = class_draws(codes, torch.from_numpy(stand_in.labels), generator(seed))
     return {
         "error": squared_error(as_bytes(decoded), stand_in.rebuilt),
-        "distance": stand_in.distance(finished),
+        "distance": stand_in.distance(as_bytes(sharpen(decoded, gain))),
+        "draws": stand_in.distance(as_bytes(sharpen(space.decode_pixels(drawn).float(), gain))),
         "gain": gain,
         "steps": steps,
         "seconds": seconds,
@@ -283,15 +299,15 @@ def floor(training: PublicImages, stand_in: HeldOut) -> dict[str, float]:
     """The mean held-out image in each one's place; for the distance, training images instead."""
     mean = stand_in.rebuilt.mean(axis=0, keepdims=True)
     order = np.random.default_rng(0).permutation(len(training.images))[: len(stand_in.rebuilt)]
-    return {
-        "error": squared_error(mean, stand_in.rebuilt),
-        "distance": stand_in.distance(training.images[order]),
-    }
+    distance = stand_in.distance(training.images[order])
+    error = squared_error(mean, stand_in.rebuilt)
+    return {"error": error, "distance": distance, "draws": distance}
 
 
 def ceiling(stand_in: HeldOut) -> dict[str, float]:
     """What originals in the reconstructions' place score."""
-    return {"error": 0.0, "distance": stand_in.distance(stand_in.rebuilt)}
+    distance = stand_in.distance(stand_in.rebuilt)
+    return {"error": 0.0, "distance": distance, "draws": distance}
 
 
 def squared_error(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -300,12 +316,12 @@ def squared_error(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def summarised(scores: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Mean of each figure over the seeds, and the standard deviation of the two that count."""
+    """Mean of each figure over the seeds, and the standard deviation of those that count."""
     result: dict[str, Any] = {}
     for key in scores[0]:
         values = [one[key] for one in scores]
         result[key] = statistics.fmean(values)
-        if key in ("error", "distance"):
+        if key in MEASURES:
             result[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
     return result
 
@@ -317,13 +333,13 @@ def print_report(report: dict[str, Any], as_json: bool) -> None:
     lines = [_line(row["recipe"], row) for row in report["rows"]]
     lines += [_line(end, report[end]) for end in ("ceiling", "floor")]
     title = f"{report['plan']}: held out {report['held_out']}, {report['seeds']} seeds"
-    columns = ("recipe", "error", "distance", "gain", "steps", "seconds")
+    columns = ("recipe", *MEASURES, "gain", "steps", "seconds")
     render(table(columns, lines, title=title))
 
 
 def _line(name: str, row: dict[str, Any]) -> list[str]:
     figures = []
-    for key in ("error", "distance"):
+    for key in MEASURES:
         deviation = row.get(f"{key}_std")
         figures.append(f"{row[key]:.4g}" + (f" ± {deviation:.2g}" if deviation is not None else ""))
     others = [f"{row[key]:.3g}" if key in row else "" for key in ("gain", "steps", "seconds")]

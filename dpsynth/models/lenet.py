@@ -55,17 +55,27 @@ class LeNet(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Penultimate activations (B, 84), after the ReLU, of images (B, C, H, W) in [0, 1]."""
-        if images.shape[2:] != (SIDE, SIDE):
-            images = functional.interpolate(
-                images, size=(SIDE, SIDE), mode="bilinear", align_corners=False, antialias=True
-            )
-        activations: Tensor = self.body(2 * images - 1)
+        activations: Tensor = self.body(_entering(images))
         return activations
+
+    def maps(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What both convolutions see, after the ReLU: (B, 6, 28, 28) and (B, 16, 10, 10)."""
+        first = self.body[:2](_entering(images))
+        return first, self.body[2:5](first)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, Y) of images (B, C, H, W) in [0, 1]."""
         logits: Tensor = self.head(self.features(images))
         return logits
+
+
+def _entering(images: Tensor) -> Tensor:
+    """Images (B, C, H, W) in [0, 1], resized and moved to [-1, 1]."""
+    if images.shape[2:] != (SIDE, SIDE):
+        images = functional.interpolate(
+            images, size=(SIDE, SIDE), mode="bilinear", align_corners=False, antialias=True
+        )
+    return 2 * images - 1
 
 
 def to_tensor(images: Images) -> Tensor:

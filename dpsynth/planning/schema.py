@@ -96,8 +96,9 @@ class Autoencoder(Section):
     seen; 0 leaves the coarser affine map of earlier plans. Above 0 `strokes` turns images of other
     sources than letters and glyphs into strokes first, and batches are half letters or glyphs.
     `hidden`: units between convolutions and code (8 `width` unless given). `norm`: batch
-    normalisation and ReLU after every hidden layer. `loss`: of pixels. `precision`: of this
-    training alone; records are always encoded in float32.
+    normalisation and ReLU after every hidden layer. `loss`: of pixels. `perceptual`: weight of a
+    loss in features of a classifier of the public images beside it. `precision`: of this training
+    alone; records are always encoded in float32.
     """
 
     width: PositiveInt = 32
@@ -111,6 +112,7 @@ class Autoencoder(Section):
     norm: bool = later(False)
     loss: Literal["cross-entropy", "squares"] = later("cross-entropy")
     precision: Literal["float32", "bfloat16"] = later("float32")
+    perceptual: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = later(0.0)
 
     @model_validator(mode="after")
     def _batch_has_a_spread(self) -> "Autoencoder":

@@ -17,6 +17,7 @@ from dpsynth.models.autoencoder import (
 from dpsynth.models.seeding import batches, generator, seeded_initialisation
 from dpsynth.planning.schema import Autoencoder, ImageShape, Representation
 from dpsynth.public.augment import seen
+from dpsynth.public.perceptual import FeatureLoss
 
 WARM_UP = 0.15
 DRAWN_SHARE = 0.5
@@ -35,12 +36,14 @@ def fit_autoencoder(
     seed: int,
     drawn: NDArray[np.bool_] | None = None,
     steps: int | None = None,
+    perceived: FeatureLoss | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> ConvAutoencoder:
     """Train on public bytes (n, H, W, C), each seen augmented; AdamW under one cycle.
 
-    `drawn` (n,) says which images are letters or glyphs (None: none). `advance` is called once a
-    step, `steps` times: `autoencoder_steps` unless given.
+    `drawn` (n,) says which images are letters or glyphs (None: none). `perceived` joins the pixel
+    loss with the plan's weight. `advance` is called once a step, `steps` times:
+    `autoencoder_steps` unless given.
     """
     options = settings.autoencoder
     steps = autoencoder_steps(options, len(images)) if steps is None else steps
@@ -56,7 +59,7 @@ def fit_autoencoder(
     letters = torch.zeros(len(data), dtype=torch.bool) if drawn is None else torch.from_numpy(drawn)
     for index in islice(_batches(letters, options, source), steps):
         batch = seen(pixels(data[index]), options, source, letters[index])
-        _step(model, batch, options, optimiser, source)
+        _step(model, batch, options, optimiser, source, perceived=perceived)
         schedule.step()
         advance()
     return model.eval()
@@ -95,6 +98,8 @@ def _step(
     options: Autoencoder,
     optimiser: torch.optim.Optimizer,
     source: torch.Generator,
+    *,
+    perceived: FeatureLoss | None,
 ) -> None:
     noise = options.latent_noise * torch.randn(len(batch), model.code, generator=source)
     optimiser.zero_grad()
@@ -102,6 +107,8 @@ def _step(
     with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bfloat16"):
         logits = model(batch, noise)
     loss = reconstruction_loss(logits.float(), batch, options.loss)
+    if perceived is not None:
+        loss = loss + options.perceptual * perceived(logits.float().sigmoid(), batch)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()

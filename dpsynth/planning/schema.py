@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from dpsynth.planning.optimizer import Adam, Optimizer, Schedule
 from dpsynth.planning.section import (
     LATER,
     Fraction,
@@ -21,15 +22,24 @@ from dpsynth.planning.section import (
     later,
 )
 from dpsynth.planning.source_kinds import Source
+from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_units
 
 
 class Budget(Section):
-    """What may be spent in total. `delta` above 1/(10 N) draws a warning."""
+    """What may be spent in total. `delta` above 1/(10 N) draws a warning.
+
+    `unit`: what is added or removed. One record, or all records that share a value of a column.
+    """
 
     epsilon: PositiveFloat
     delta: Fraction
     adjacency: Literal["add-or-remove-one"] = "add-or-remove-one"
-    unit: Literal["record"] = "record"
+    unit: PrivacyUnit = "record"
+
+    @property
+    def column(self) -> UnitColumn | None:
+        """The column that names a record's unit; None where each record is its own."""
+        return self.unit if isinstance(self.unit, UnitColumn) else None
 
 
 class Cap(Section):
@@ -48,9 +58,10 @@ class ImageShape(Section):
 
 
 class HashHeldOut(Section):
-    """Hold out each record whose own salted content hash falls below `fraction`.
+    """Hold out each unit whose own salted hash falls below `fraction`.
 
-    The rule looks at one record alone, so that no record moves another across the split.
+    A record is hashed by its content; a unit of several by its name, so that it lies on one side.
+    The rule looks at one unit alone, so that no unit moves another across the split.
     """
 
     by: Literal["hash"]
@@ -71,7 +82,8 @@ HeldOut = Annotated[HashHeldOut | SourceHeldOut, Field(discriminator="by")]
 class Private(Section):
     """Public facts about the private records, and where they lie.
 
-    `capacity` is the declared N: no denominator, rate or delta ever comes from the data.
+    `capacity` is the declared N, a number of privacy units: no denominator, rate or delta ever
+    comes from the data.
     """
 
     source: Source
@@ -122,12 +134,14 @@ class Autoencoder(Section):
 
 
 class Representation(Section):
-    """The public code space in which records are released: PCA or an autoencoder.
+    """The public code space in which records are released: PCA, an autoencoder, or the pixels.
 
-    `clip_quantile`: the clip radius R is this quantile of the public codes' norms.
+    Pixels are centred and scaled by public ones, nothing more; their `code` is height x width x
+    channels and may be left out. `clip_quantile`: the clip radius R is this quantile of the public
+    codes' norms.
     """
 
-    kind: Literal["pca", "autoencoder"]
+    kind: Literal["pca", "autoencoder", "pixels"]
     code: PositiveInt
     clip_quantile: Fraction = 0.99
     autoencoder: Autoencoder = Autoencoder()
@@ -194,7 +208,8 @@ class Moments(Section):
 class Train(Section):
     """DP-SGD on the rectified flow over declared time buckets on [tau, 1] (section 3.2).
 
-    Each step draws a Poisson batch at `rate`; `chunk` steps are charged at a time.
+    Each step draws a Poisson batch at `rate`; `chunk` steps are charged at a time. `optimizer` and
+    `schedule` say how the weights move along the noisy gradient (docs/training.md).
     """
 
     weight: PositiveFloat = 1.0
@@ -207,6 +222,17 @@ class Train(Section):
     learning_rate: PositiveFloat = 1e-3
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.99
     label_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    optimizer: Optimizer = later(Adam())
+    schedule: Schedule = later(Schedule())
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> "Train":
+        if self.schedule.warmup >= self.steps:
+            raise ValueError(
+                f"schedule.warmup: {self.schedule.warmup} must end before the last of the "
+                f"{self.steps} steps"
+            )
+        return self
 
 
 class Stages(Section):
@@ -307,12 +333,43 @@ class Plan(Section):
     evaluation: Evaluation = Evaluation()
     public_seed: int = 0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _code_of_pixels(cls, values: Any) -> Any:
+        """Fill in what `kind: pixels` leaves out; what is wrong in it is found later."""
+        try:
+            space, image = values["representation"], values["private"]["image"]
+            if space["kind"] != "pixels" or "code" in space:
+                return values
+            code = image["height"] * image["width"] * image.get("channels", 1)
+        except (TypeError, KeyError, AttributeError):
+            return values
+        return {**values, "representation": {**space, "code": code}}
+
+    @model_validator(mode="after")
+    def _code_fits(self) -> "Plan":
+        image, space = self.private.image, self.representation
+        pixels = image.height * image.width * image.channels
+        if space.kind == "pixels" and space.code != pixels:
+            raise ValueError(
+                f"representation.code is {space.code}, and kind: pixels has {pixels} numbers "
+                "(height x width x channels); leave `code` out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _stages_fit(self) -> "Plan":
         if self.distillation is not None and self.stages.moments is None:
             raise ValueError("distillation needs stages.moments")
         if self.sampling.method == "release" and self.stages.moments is None:
             raise ValueError("sampling.method: release needs stages.moments")
+        return self
+
+    @model_validator(mode="after")
+    def _unit_fits(self) -> "Plan":
+        moments = self.stages.moments
+        if self.budget.column is not None:
+            require_units(self.private.source, moments.sensitivity if moments else None)
         return self
 
     def facts(self) -> dict[str, Any]:

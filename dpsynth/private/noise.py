@@ -1,42 +1,31 @@
 """Randomness that privacy rests on: a ChaCha20 generator keyed by the operating system.
 
-Its state is never saved, restored, copied or inherited by a forked child. The discrete
-Gaussian of released statistics is drawn by OpenDP (exact sampling of Canonne, Kamath and
-Steinke 2020), whose bits come from OpenSSL's generator, itself seeded by the system and
-reseeded after a fork.
+Its state is never saved, restored, copied or inherited by a forked child (`keystream`). Gaussian
+noise is float64, by the ziggurat (`ziggurat`). The discrete Gaussian of released statistics is
+drawn by OpenDP (exact sampling of Canonne, Kamath and Steinke 2020), whose bits come from
+OpenSSL's generator, itself seeded by the system and reseeded after a fork.
 """
 
-import hashlib
 import math
-import os
-import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from randomgen import ChaCha
+from torch import Tensor
 
 from dpsynth.artifacts.lock import Lock
 from dpsynth.errors import UsageError
+from dpsynth.private.keystream import Keys
+from dpsynth.private.ziggurat import fill_normal
 
-_ROUNDS = 20
-_KEY_BYTES = 32
 _MANTISSA = 53
 # opendp answers in int64: keeps 32 standard deviations inside it.
 MAX_SCALE = 2**57
-
-
-class _Forks:
-    """Counts the forks in this process's ancestry, so that every source sees that it is a copy."""
-
-    count = 0
-
-    @classmethod
-    def happened(cls) -> None:
-        cls.count += 1
-
-
-os.register_at_fork(after_in_child=_Forks.happened)
+# Numbers of discrete noise that one thread draws at a time.
+_PART = 2**14
 
 
 class NoiseSource:
@@ -46,15 +35,13 @@ class NoiseSource:
     """
 
     def __init__(self) -> None:
-        self._seed: bytes | None = None
-        self._start()
+        self._keys = Keys()
 
     @classmethod
     def unsafe(cls, seed: int, stream: str = "") -> "NoiseSource":
         """A source that repeats itself: for tests alone, and a run that uses it is stamped."""
         source = cls()
-        source._seed = f"{seed}/{stream}".encode()
-        source._start()
+        source._keys = Keys(f"{seed}/{stream}".encode())
         return source
 
     @classmethod
@@ -65,12 +52,28 @@ class NoiseSource:
     @property
     def is_unsafe(self) -> bool:
         """Whether the noise follows from a known seed."""
-        return self._seed is not None
+        return self._keys.seed is not None
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> NDArray[np.float64]:
         """Independent N(0, std^2), float64 of `shape`. Raises UsageError for a std not > 0."""
-        _check_scale(std)
-        return self._generator.standard_normal(shape) * std
+        return self._normal(math.prod(shape), std).reshape(shape)
+
+    def gaussian_like(self, shapes: Mapping[str, tuple[int, ...]], std: float) -> dict[str, Tensor]:
+        """Independent N(0, std^2) for every entry of every tensor, float64 on the CPU, one draw.
+
+        The tensors are parts of one buffer that no other call shares. Raises UsageError for a std
+        not > 0.
+
+        >>> noise = NoiseSource().gaussian_like({"weight": (3, 2), "scale": ()}, std=1.0)
+        >>> {name: tuple(part.shape) for name, part in noise.items()}
+        {'weight': (3, 2), 'scale': ()}
+        """
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        parts = torch.from_numpy(self._normal(sum(sizes), std)).split_with_sizes(sizes)
+        return {
+            name: part.view(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
 
     def coins(self, count: int, rate: float) -> NDArray[np.bool_]:
         """`count` independent coins (count,), true with probability `rate` in (0, 1].
@@ -80,12 +83,12 @@ class NoiseSource:
         if not 0 < rate <= 1:
             raise UsageError(f"a sampling rate must be above 0 and at most 1, got {rate}")
         threshold = np.uint64(math.floor(rate * 2**_MANTISSA))
-        bits = np.asarray(self._fresh().random_raw(count), dtype=np.uint64)
-        return (bits >> np.uint64(64 - _MANTISSA)) < threshold
+        words = self._keys.stream().words(count)
+        return (words >> np.uint64(64 - _MANTISSA)) < threshold
 
     def torch_seed(self) -> int:
         """A fresh seed, below 2^63, for draws that privacy does not rest on (times, flow noise)."""
-        return int(self._fresh().random_raw(1)[0]) >> 1
+        return int(self._keys.stream().words(1)[0]) >> 1
 
     def discrete_gaussian(self, scale: int, size: int) -> list[int]:
         """`size` independent integers with mass proportional to exp(-x^2 / (2 scale^2)).
@@ -101,25 +104,12 @@ class NoiseSource:
             return [int(x) for x in np.rint(self.gaussian((size,), float(scale)))]
         return _opendp_gaussian(scale, size)
 
-    @property
-    def _generator(self) -> np.random.Generator:
-        self._fresh()
-        return self._normal
-
-    def _fresh(self) -> ChaCha:
-        if self._born != (os.getpid(), _Forks.count):
-            self._start()
-        return self._bits
-
-    def _start(self) -> None:
-        """Take a new key; nothing of an old one survives."""
-        self._born = (os.getpid(), _Forks.count)
-        if self._seed is None:
-            key = secrets.token_bytes(_KEY_BYTES)
-        else:
-            key = hashlib.sha256(self._seed + b"/%d" % _Forks.count).digest()
-        self._bits = ChaCha(key=int.from_bytes(key, "little"), rounds=_ROUNDS)
-        self._normal = np.random.Generator(self._bits)
+    def _normal(self, count: int, std: float) -> NDArray[np.float64]:
+        if not (math.isfinite(std) and std > 0):
+            raise UsageError(f"a noise standard deviation must be positive and finite, got {std}")
+        out = np.empty(count)
+        fill_normal(out, self._keys.stream())
+        return np.multiply(out, std, out=out)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a noise source is never saved, copied or sent to another process")
@@ -128,12 +118,8 @@ class NoiseSource:
         self.__getstate__()
 
 
-def _check_scale(std: float) -> None:
-    if not (math.isfinite(std) and std > 0):
-        raise UsageError(f"a noise standard deviation must be positive and finite, got {std}")
-
-
 def _opendp_gaussian(scale: int, size: int) -> list[int]:
+    """Drawn by as many threads as torch has: OpenSSL gives each a generator of its own."""
     if size == 0:
         return []
     import opendp.prelude as dp
@@ -143,5 +129,12 @@ def _opendp_gaussian(scale: int, size: int) -> list[int]:
     if int(rounded) < scale:
         rounded = math.nextafter(rounded, math.inf)
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)
-    draw = dp.m.make_gaussian(*space, scale=rounded)
-    return [int(x) for x in draw([0] * size)]
+
+    def drawn(count: int) -> list[int]:
+        return [int(x) for x in dp.m.make_gaussian(*space, scale=rounded)([0] * count)]
+
+    parts = [min(_PART, size - start) for start in range(0, size, _PART)]
+    if len(parts) == 1 or torch.get_num_threads() == 1:
+        return [x for part in parts for x in drawn(part)]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return [x for found in pool.map(drawn, parts) for x in found]

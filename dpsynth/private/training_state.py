@@ -1,40 +1,48 @@
 """What DP-SGD carries from step to step, all of it computed from noisy gradients alone."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import UsageError
+from dpsynth.planning.schema import Train
+from dpsynth.private.optimisers import build_optimiser, learning_rate, state_names
 
 FORMAT = "dpsynth-checkpoint-1"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TrainingState:
-    """Model, Adam and the moving average of the weights after `step` steps."""
+    """Model, optimiser and the moving average of the weights after `step` steps."""
 
-    def __init__(self, model: nn.Module, learning_rate: float, decay: float) -> None:
+    def __init__(self, model: nn.Module, settings: Train, noise: float) -> None:
+        """Start anew; `noise` is the standard deviation of an entry's noise in a mean gradient."""
         self.model = model
-        self.decay = decay
         self.step = 0
-        self._named = dict(model.named_parameters())
+        self._settings = settings
+        self._named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.average = {name: p.detach().clone() for name, p in self._named.items()}
-        self._adam = torch.optim.Adam(self._named.values(), lr=learning_rate)
+        self._optimiser = build_optimiser(self._named.values(), settings, noise)
+        self._kept = state_names(settings)
 
     def apply(self, gradients: Mapping[str, Tensor]) -> None:
-        """One Adam step along noisy gradients (shapes of the weights), then the average."""
+        """One step along noisy gradients (shapes of the weights), then the average."""
         for name, parameter in self._named.items():
             parameter.grad = gradients[name].to(parameter.dtype)
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate(self._settings, self.step)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
         self.step += 1
         with torch.no_grad():
             for name, parameter in self._named.items():
-                self.average[name].lerp_(parameter, 1 - self.decay)
+                self.average[name].lerp_(parameter, 1 - self._settings.ema)
 
     def averaged(self) -> nn.Module:
         """The model, its weights replaced by their average, in eval mode."""
@@ -44,30 +52,49 @@ class TrainingState:
         return self.model.eval()
 
     def save(self, path: Path) -> None:
-        """Write everything atomically, for the curator's room."""
+        """Write everything atomically, for the curator's room. UsageError before the first step."""
+        if self.step == 0:
+            raise UsageError("a checkpoint holds at least one step, this training has taken none")
+        facts = {"format": FORMAT, "room": "curator", "step": str(self.step)}
+        save_tensors(path, self._arrays(), facts | {"optimizer": self._settings.optimizer.kind})
+
+    def digest(self) -> str:
+        """SHA-256 of everything carried: processes that train together hold the same bits."""
+        found = hashlib.sha256(str(self.step).encode())
+        for name, array in sorted(self._arrays().items()):
+            found.update(name.encode() + array.tobytes())
+        return found.hexdigest()
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
         tensors = {f"average/{n}": v for n, v in self.average.items()}
         for name, parameter in self._named.items():
             tensors[f"model/{name}"] = parameter.detach()
-            for key in _MOMENTS:
-                tensors[f"{key}/{name}"] = self._adam.state[parameter][key]
-        arrays = {n: v.detach().cpu().contiguous().numpy() for n, v in tensors.items()}
-        save_tensors(path, arrays, {"format": FORMAT, "room": "curator", "step": str(self.step)})
+            for key in self._kept if self.step else ():
+                tensors[f"{key}/{name}"] = self._optimiser.state[parameter][key]
+        return {n: v.detach().cpu().contiguous().numpy() for n, v in tensors.items()}
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint. UsageError when it is of another model or format."""
+        """Continue from a checkpoint. UsageError when it is of another model or optimiser."""
         arrays, metadata = load_tensors(path)
         wanted = {
             f"{key}/{name}": tuple(p.shape)
-            for key in ("average", "model", *_MOMENTS)
+            for key in ("average", "model", *self._kept)
             for name, p in self._named.items()
         }
-        if metadata.get("format") != FORMAT or wanted != {n: v.shape for n, v in arrays.items()}:
-            raise UsageError(f"{path.name} is not a checkpoint of this plan's model")
+        # Files that say nothing are of the time when Adam was the only one.
+        same = metadata.get("optimizer", "adam") == self._settings.optimizer.kind
+        if (
+            not same
+            or metadata.get("format") != FORMAT
+            or wanted != {n: v.shape for n, v in arrays.items()}
+        ):
+            raise UsageError(f"{path.name} is not a checkpoint of this plan's model and optimizer")
         self.step = int(metadata["step"])
         saved = {n: torch.from_numpy(np.array(v, copy=True)) for n, v in arrays.items()}
         with torch.no_grad():
             for name, parameter in self._named.items():
                 parameter.copy_(saved[f"model/{name}"])
                 self.average[name].copy_(saved[f"average/{name}"])
-                moments = {key: saved[f"{key}/{name}"] for key in _MOMENTS}
-                self._adam.state[parameter] = {"step": torch.tensor(float(self.step)), **moments}
+                own = {key: saved[f"{key}/{name}"].to(parameter.device) for key in self._kept}
+                # Optimisers with a bias correction count their steps; SGD would ignore it.
+                self._optimiser.state[parameter] = {"step": torch.tensor(float(self.step)), **own}

@@ -6,32 +6,10 @@ import pickle  # noqa: TID251 - to show that it is refused
 
 import numpy as np
 import pytest
-from randomgen import ChaCha
+import torch
 
 from dpsynth.errors import UsageError
 from dpsynth.private.noise import MAX_SCALE, NoiseSource
-
-
-def test_the_generator_is_chacha20_of_rfc_8439():
-    # Test vector 1 of RFC 8439, appendix A.1: key, nonce and counter zero.
-    words = np.array(ChaCha(key=0, rounds=20).random_raw(8), dtype="<u8").tobytes()
-    expected = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-    assert words[:32].hex() == expected
-
-
-def test_the_whole_256_bit_key_enters_as_it_is():
-    key = (1 << 255) | 12345
-    state = ChaCha(key=key, rounds=20).state["state"]["keysetup"]
-    assert int.from_bytes(np.asarray(state, dtype="<u4").tobytes(), "little") == key
-
-
-def test_sources_take_32_bytes_of_system_entropy(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "dpsynth.private.noise.secrets.token_bytes", lambda n: asked.append(n) or os.urandom(n)
-    )
-    NoiseSource()
-    assert asked == [32]
 
 
 def test_two_sources_and_two_draws_differ():
@@ -94,6 +72,56 @@ def test_an_unsafe_source_repeats_itself_and_says_so():
 
 def _within(value, mean, std, sigmas=6.0):
     assert abs(value - mean) < sigmas * std, (value, mean, std)
+
+
+def _correlation(draws):
+    """The largest correlation between two of the arrays."""
+    return np.abs(np.corrcoef(draws) - np.eye(len(draws))).max()
+
+
+SHAPES = {"one": (40, 50), "two": (40, 50), "vector": (2000,), "scale": (1,)}
+BOUND = 6 / np.sqrt(2000)
+
+
+def test_every_tensor_of_every_step_has_noise_of_its_own_and_the_declared_variance():
+    source = NoiseSource()
+    steps = [source.gaussian_like(SHAPES, 3.0) for _ in range(6)]
+    assert {name: tuple(x.shape) for name, x in steps[0].items()} == SHAPES
+    draws = [s[name].numpy().ravel() for s in steps for name in ("one", "two", "vector")]
+    for draw in draws:
+        _within(draw.mean(), 0, 3 / np.sqrt(len(draw)))
+        _within((draw**2).mean() / 9, 1, np.sqrt(2 / len(draw)))
+    assert _correlation(draws) < BOUND
+    assert _correlation([np.roll(draw, shift) for shift, draw in enumerate(draws)]) < BOUND
+    assert len({float(s["scale"]) for s in steps}) == 6
+
+
+def test_one_key_for_two_tensors_would_be_seen():
+    drawn = NoiseSource.unsafe(1).gaussian((2000,), 1.0)
+    assert _correlation([drawn, NoiseSource.unsafe(1).gaussian((2000,), 1.0)]) > BOUND
+    # Nor may a small part of the one come back in the other.
+    other = NoiseSource().gaussian((2000,), 1.0)
+    other[:400] = drawn[:400]
+    assert _correlation([drawn, other]) > BOUND
+
+
+def test_the_tensors_of_a_step_share_no_memory_with_each_other_or_the_next_step():
+    source = NoiseSource()
+    first, second = (source.gaussian_like({"a": (5,), "b": (5,)}, 1.0) for _ in range(2))
+    before = [x.clone() for x in (first["b"], *second.values())]
+    first["a"].zero_()
+    for old, new in zip(before, (first["b"], *second.values()), strict=True):
+        assert torch.equal(old, new)
+    assert first["a"].dtype == torch.float64
+
+
+def test_scalars_empty_tensors_and_no_tensor():
+    drawn = NoiseSource().gaussian_like({"scalar": (), "empty": (0, 3)}, 1.0)
+    assert drawn["scalar"].shape == ()
+    assert drawn["empty"].shape == (0, 3)
+    assert NoiseSource().gaussian_like({}, 1.0) == {}
+    with pytest.raises(UsageError):
+        NoiseSource().gaussian_like({"a": (2,)}, 0.0)
 
 
 def test_gaussian_moments():

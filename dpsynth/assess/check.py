@@ -7,6 +7,7 @@ from typing import Any
 from dpsynth.artifacts.files import write_json
 from dpsynth.console import note, progress
 from dpsynth.errors import DataError, UsageError, typed
+from dpsynth.planning.schema import HashHeldOut
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.vault import BadRecord, UnreadableSourceError, open_private
 from dpsynth.vault.checked import FORMAT, fingerprint, report_path, require_checked
@@ -19,11 +20,15 @@ EVERY = 256
 
 @dataclass
 class _Findings:
-    """What one pass over the records found. All of it is for the curator room."""
+    """What one pass over the records found. All of it is for the curator room.
+
+    `images`: usable records of each unit by its name, where a column names units.
+    """
 
     classes: dict[str, Counter[int]] = field(default_factory=lambda: {s: Counter() for s in SIDES})
     bad: list[dict[str, str]] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    images: dict[str, Counter[str]] = field(default_factory=lambda: {s: Counter() for s in SIDES})
 
     def count(self, side: str) -> int:
         return self.classes[side].total()
@@ -33,7 +38,8 @@ def check(verified: VerifiedPlan) -> dict[str, Any]:
     """Validate every record, training and held-out; write `curator/check.json`.
 
     Returns `findings` (0) and `ignored`, the numbers that a terminal may show, and what only the
-    curator may see: `counts` and `classes` of each side of the split, and `notes`.
+    curator may see: `counts` and `classes` of each side of the split, and `notes`; `units` of
+    each side too, where a column names them.
 
     Raises:
         DataError: records do not fit the plan; how many is told, which and why is in the report.
@@ -63,11 +69,11 @@ def check(verified: VerifiedPlan) -> dict[str, Any]:
             "(names and reasons: curator/check.json)",
             hint=_hint(verified),
         )
-    keys = ("counts", "classes", "notes")
+    keys = ("counts", "classes", "units", "notes")
     return {
         "findings": 0,
         "ignored": len(findings.ignored),
-        **{key: report[key] for key in keys},
+        **{key: report[key] for key in keys if key in report},
     }
 
 
@@ -95,6 +101,8 @@ def _read_all(verified: VerifiedPlan) -> _Findings:
                 findings.bad.append({"name": item.name, "reason": item.reason})
             else:
                 findings.classes[side][item.label] += 1
+                if item.unit:
+                    findings.images[side][item.unit] += 1
             if private.public and number % EVERY == 0:
                 bar.advance(EVERY)
     if not findings.count("train") and not findings.bad:
@@ -114,6 +122,7 @@ def _write(verified: VerifiedPlan, mark: str, findings: _Findings) -> dict[str, 
             side: {name: findings.classes[side][i] for i, name in enumerate(private.classes)}
             for side in SIDES
         },
+        **_units(verified, findings),
         "notes": _notes(verified, findings),
         "bad": findings.bad,
         "ignored": findings.ignored,
@@ -122,12 +131,44 @@ def _write(verified: VerifiedPlan, mark: str, findings: _Findings) -> dict[str, 
     return report
 
 
+def _units(verified: VerifiedPlan, findings: _Findings) -> dict[str, Any]:
+    """How many units each side has, and how many of them more images than count.
+
+    Held-out records of a source of their own are no units: nothing is released of them.
+    """
+    column = verified.plan.budget.column
+    by_hash = isinstance(verified.plan.private.held_out, HashHeldOut)
+    if column is None:
+        return {}
+    return {
+        "units": {
+            side: {
+                "count": len(images),
+                "over": sum(number > column.most for number in images.values()),
+                "most_images": max(images.values(), default=0),
+            }
+            for side, images in findings.images.items()
+            if by_hash or side == "train"
+        }
+    }
+
+
 def _notes(verified: VerifiedPlan, findings: _Findings) -> list[str]:
-    """More records than the declared N is a note and nothing else."""
-    capacity, train = verified.plan.private.capacity, findings.count("train")
-    if train <= capacity:
-        return []
-    return [f"{train} training records, more than the declared capacity {capacity}"]
+    """More than the declared N, or than a unit's most images, is a note and nothing else."""
+    capacity, column = verified.plan.private.capacity, verified.plan.budget.column
+    train, kind = findings.count("train"), "records"
+    notes = []
+    if column is not None:
+        train, kind = len(findings.images["train"]), "units"
+        over = _units(verified, findings)["units"]["train"]["over"]
+        if over:
+            notes.append(
+                f"{over} training units have more than {column.most} images: of each, those "
+                f"{column.most} count whose content hashes are smallest"
+            )
+    if train > capacity:
+        notes.append(f"{train} training {kind}, more than the declared capacity {capacity}")
+    return notes
 
 
 def _hint(verified: VerifiedPlan) -> str:

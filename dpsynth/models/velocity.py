@@ -28,7 +28,8 @@ def build_velocity(settings: Velocity, dim: int, classes: int) -> nn.Module:
     """Build the plan's velocity model for codes of `dim` numbers and `classes` labels.
 
     `forward(x, t, y)` takes x (B, d) with t (B,), or x (B, K, d) with t (B, K) for K noise draws
-    an example; y (B,) holds labels, `classes` being the null label; it returns the shape of x.
+    an example; y (B,) holds labels, or y (B, K) one a draw, `classes` being the null label; it
+    returns the shape of x.
     """
     kind = MlpVelocity if settings.kind == "mlp" else TransformerVelocity
     return kind(dim, classes, settings.width, settings.depth)
@@ -50,11 +51,12 @@ class _Conditioned(nn.Module):
         self.time_out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
-        """Velocity of x's shape at x (B, d) or (B, K, d), t (B,) or (B, K), y (B,)."""
+        """Velocity of x's shape at x (B, d) or (B, K, d), t and y (B,) or (B, K)."""
         draws = x if x.ndim == 3 else x[:, None]
         times = (t if t.ndim == 2 else t[:, None]).to(x.dtype)  # (B, K)
         time = self.time_out(functional.silu(self.time_in(time_features(times))))
-        condition = functional.silu(time + self.label(y)[:, None])  # (B, K, width)
+        label = self.label(y) if y.ndim == 2 else self.label(y)[:, None]
+        condition = functional.silu(time + label)  # (B, K, width)
         variance = ((1 - times).square() + times.square())[..., None]
         learned = self.learned(draws / variance.sqrt(), condition)
         skip = (2 * times[..., None] - 1) / variance * draws

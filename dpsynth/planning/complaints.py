@@ -35,7 +35,16 @@ _BOUND = {
     "less_than": ("below", "lt"),
     "less_than_equal": ("at most", "le"),
 }
-_EXAMPLES = {"epsilon": "1.0", "delta": "1e-5", "capacity": "60000", "rate": "0.02", "version": "1"}
+_EXAMPLES = {
+    "epsilon": "1.0",
+    "delta": "1e-5",
+    "capacity": "60000",
+    "rate": "0.02",
+    "version": "1",
+    "unit": "record` or `unit: {column: patient, most: 8}",
+    "column": "patient",
+    "most": "8",
+}
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,8 @@ def _keys_at(loc: Loc) -> list[str]:
             here = tagged
         elif isinstance(part, str):
             fields = [s.model_fields[part] for s in here if part in s.model_fields]
-            here = [section for field in fields for section in _sections(field.annotation)]
+            # A name that is no field tells members of a union apart: the section stays.
+            here = [s for f in fields for s in _sections(f.annotation)] if fields else here
     return sorted({name for section in here for name in section.model_fields})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsynth.accounting.compose import EpsilonBounds, epsilon
+from dpsynth.accounting.statistics import PaperClassSums, PaperSecondMoment
 from dpsynth.artifacts.files import canonical_json
 from dpsynth.artifacts.lock import Lock, plan_hash
 from dpsynth.artifacts.settled import out_of_order
@@ -20,12 +21,14 @@ from dpsynth.errors import DpsynthError, ReplayError, UsageError
 from dpsynth.planning.charges import Charge, Row, compose, gathered, read_charges, rows
 from dpsynth.planning.evidence import Evidence, gather
 from dpsynth.planning.schema import Plan
+from dpsynth.planning.units import read_unit, unit_words
 from dpsynth.planning.workload import follows, slack_of
 
 CANNOT_PROVE = (
     "Replay checks what was declared and charged. It cannot prove that noise was drawn, or that "
     "the data was touched only through these charges."
 )
+_OF_RECORDS = (PaperClassSums, PaperSecondMoment)
 # Composed values of equal charges are equal; this covers printing them in a manifest alone.
 _ROUNDING = 1 + 1e-9
 
@@ -134,7 +137,18 @@ def replay(
     joint = _joint(found, delta) if len(runs) > 1 else None
     if budget is not None:
         _within(total, delta, budget)
-    return ReplayReport(runs, total, delta, joint, budget, tuple(notes))
+    return ReplayReport(runs, total, delta, joint, budget, (*notes, *_mixed_units(runs)))
+
+
+def _mixed_units(runs: Sequence[RunReplay]) -> list[str]:
+    """A sum over runs holds for the smallest unit that they share: one record, if that is all."""
+    units = dict.fromkeys(unit_words(run.budget["unit"]) for run in runs)
+    if len(units) < 2:
+        return []
+    return [
+        f"the runs protect different units ({'; '.join(units)}): their sum holds for one record, "
+        "not for all images of one of them"
+    ]
 
 
 @contextmanager
@@ -181,6 +195,7 @@ def _replayed(evidence: Evidence) -> RunReplay:
     charges = read_charges(lines)
     if slack < slack_of([charge.statistic for charge in charges], budget["epsilon"]):
         raise ReplayError("the transcript's delta_slack does not pay for its discrete noise")
+    _check_unit(budget, charges)
     bounds = _spent(charges, evidence.lock, budget["epsilon"], budget["delta"] - slack)
     _check_spent(bounds.pessimistic, budget["epsilon"], evidence)
     settled = sum(line["kind"] == "settle" for line in evidence.lines)
@@ -215,13 +230,30 @@ def _budget_of(opened: Line) -> tuple[dict[str, Any], float]:
         numbers
         and all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
         and 0 < budget["epsilon"] < 1e300
-        and budget.get("unit") == "record"
+        and _is_unit(budget.get("unit"))
         and 0 <= slack < budget["delta"] < 1
         and budget.get("adjacency") == "add-or-remove-one"
     )
     if not good:
         raise ReplayError("the transcript opens with a budget that nothing can be checked against")
     return budget, float(slack)
+
+
+def _is_unit(value: object) -> bool:
+    try:
+        read_unit(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_unit(budget: dict[str, Any], charges: Sequence[Charge]) -> None:
+    """Units of several images are summed by statistics whose bound holds for whole units."""
+    bounds_records = [c for c in charges if isinstance(c.statistic, _OF_RECORDS)]
+    if read_unit(budget["unit"]) is not None and bounds_records:
+        raise ReplayError(
+            f"{bounds_records[0].statistic.kind} bounds one record, and the unit has several"
+        )
 
 
 def _check_lock(lock: Lock, opened: Line, charges: Sequence[Line]) -> None:

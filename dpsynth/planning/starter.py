@@ -13,6 +13,8 @@ name: my-images                 # the run lands in runs/my-images
 budget:
   epsilon: 1.0                  # what may be spent in total: smaller is more private
   delta: 1e-6                   # keep it below 1/(10 * capacity)
+  # unit: {column: patient, most: 8}                # protect all images of one patient together:
+  #                             a column of metadata.csv; capacity then counts patients
 
 private:
   # Where the private records lie. An image folder (or zip) with metadata.csv (file_name,label)
@@ -46,6 +48,7 @@ stages:
   #   weight: 0.1               # against stages.moments.weight (1.0), in noise
   #   rate: 0.02
   #   steps: 500
+  #   optimizer: {kind: adam}   # or sgd, adamw; schedules too: docs/training.md
 
 # distillation: {steps: 3000}   # teach the public flow the released moments
 

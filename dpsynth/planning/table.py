@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from dpsynth.accounting.statistics import CellMoments, sensitivity
 from dpsynth.artifacts.lock import Lock
 from dpsynth.console import table
+from dpsynth.planning.units import unit_words
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -90,7 +91,7 @@ def _footnotes(lock: Lock, where: str) -> Iterator[str]:
         yield f"cells: at most {cells[0]} a class{alone}"
     yield (
         f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "
-        f"{budget['adjacency']}, unit: {budget['unit']}"
+        f"{budget['adjacency']}, unit: {unit_words(budget['unit'])}"
     )
     if any(rounds(lock, stage) for stage in lock.by_stage):
         yield "indented: rounds of one stage; in brackets, the part of its 1/noise^2 that each has"

@@ -11,6 +11,7 @@ from dpsynth.accounting.events import Event
 from dpsynth.artifacts.cells import MOST_LLOYD, lloyd_name
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.transcript import Transcript
+from dpsynth.planning.units import RECORD, UnitColumn, read_unit, unit_words
 
 UNSAFE = "UNSAFE: the noise came from a fixed seed. Nothing here is private; for tests alone."
 PUBLIC_DEMO = (
@@ -77,7 +78,7 @@ def build_card(
 
 
 def _guarantee(lock: Lock, transcript: Transcript) -> str:
-    budget = lock.budget
+    budget, unit = lock.budget, read_unit(lock.budget["unit"])
     state = "closed" if _is_closed(transcript) else "still open: more may be spent"
     return _section(
         "Guarantee",
@@ -85,11 +86,25 @@ def _guarantee(lock: Lock, transcript: Transcript) -> str:
         f"over every charge in `transcript.jsonl` by privacy-loss distributions, rounded up. "
         f"Budget: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}; verified before any "
         f"private record was read. The transcript is {state}.\n\n"
-        f"- Adjacency: {budget['adjacency']} {budget['unit']}.\n"
-        f"- Unit of privacy: one {budget['unit']}, that is one labelled image. Someone with "
-        f"several images in the data has a weaker guarantee (epsilon grows with their number).\n"
-        f"- Declared number of records: {lock.facts['private']['capacity']:,}. It is declared, not "
-        f"counted." + _delta_warning(lock),
+        f"- Adjacency: {budget['adjacency']} {'record' if unit is None else unit.column}.\n"
+        f"- Unit of privacy: one {unit_words(budget['unit'])}{_unit_meaning(unit)}\n"
+        f"- Declared number of {'records' if unit is None else 'units'}: "
+        f"{lock.facts['private']['capacity']:,}. It is declared, not counted."
+        + _delta_warning(lock),
+    )
+
+
+def _unit_meaning(unit: UnitColumn | None) -> str:
+    """What the unit covers, and whom it does not cover."""
+    if unit is None:
+        return (
+            ", that is one labelled image. Someone with several images in the data has a weaker "
+            "guarantee (epsilon grows with their number)."
+        )
+    return (
+        f". The guarantee covers all images of one {unit.column} together, however many there "
+        f"are; of more than {unit.most}, the others were not used. Every image whose "
+        f"{unit.column} has another name or number counts as someone else's."
     )
 
 
@@ -170,7 +185,8 @@ def _adversary(lock: Lock) -> str:
     return _section(
         "What the adversary sees",
         "Everything in this folder: released moments, models, images, lock, transcript, this card. "
-        "The guarantee holds for someone who knows all of it, the code, and every private record "
+        "The guarantee holds for someone who knows all of it, the code, and every private "
+        f"{'record' if lock.budget['unit'] == RECORD else 'unit'} "
         f"but one, with any amount of computing. Intermediate gradients, batches and checkpoints "
         f"of the private training were not released; the accounting of "
         f"`{lock.facts['name']}` covers them all the same.",

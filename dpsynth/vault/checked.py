@@ -34,6 +34,8 @@ def fingerprint(verified: VerifiedPlan) -> str:
             else:
                 rows.append([str(path), state.st_size, state.st_mtime_ns])
     declared = private.model_dump(mode="json")
+    if verified.plan.budget.column is not None:
+        declared["unit"] = verified.plan.budget.column.model_dump(mode="json")
     return hashlib.sha256(canonical_json({"declared": declared, "files": rows})).hexdigest()
 
 

@@ -1,0 +1,86 @@
+"""The unit of privacy: what one step between neighbouring data sets adds or removes.
+
+One record, or all records that share a value of a column (a patient, an author).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
+
+from dpsynth.planning.section import Section
+from dpsynth.planning.source_kinds import FolderSource, NpzSource, Source
+
+RECORD = "record"
+MOST_IMAGES = 1024
+
+
+class UnitColumn(Section):
+    """Units of several images: records with the same text in `column` are one unit.
+
+    `column`: of a folder's metadata file, or an array of an NPZ archive. `most`: images of a unit
+    that count; of more, those whose content hashes are smallest.
+    """
+
+    column: Annotated[str, Field(min_length=1, max_length=64)]
+    most: Annotated[int, Field(ge=1, le=MOST_IMAGES)]
+
+    @field_validator("column")
+    @classmethod
+    def _a_name(cls, value: str) -> str:
+        if value != value.strip() or not value.isprintable() or "`" in value:
+            raise ValueError("a column's name is printable text without outer spaces or backticks")
+        return value
+
+
+def _kind(value: Any) -> str:
+    return "several" if isinstance(value, Mapping | UnitColumn) else RECORD
+
+
+PrivacyUnit = Annotated[
+    Annotated[Literal["record"], Tag(RECORD)] | Annotated[UnitColumn, Tag("several")],
+    Discriminator(_kind),
+]
+
+
+def read_unit(value: object) -> UnitColumn | None:
+    """The unit that a lock or a transcript names; None for a record.
+
+    Raises:
+        ValueError: no unit that this version knows.
+    """
+    if value == RECORD:
+        return None
+    try:
+        return UnitColumn.model_validate(value)
+    except ValidationError as error:
+        raise ValueError("no unit of privacy that this version knows") from error
+
+
+def require_units(source: Source, sensitivity: str | None) -> None:
+    """Raise ValueError where a plan's source or release cannot tell or bound units of a column."""
+    if not isinstance(source, FolderSource | NpzSource):
+        raise ValueError(
+            f"budget.unit names a column, and a source of kind {source.kind} has none: "
+            "it needs private.source of kind folder (with a metadata file) or npz"
+        )
+    if sensitivity == "paper":
+        raise ValueError(
+            "sensitivity: paper bounds one record alone: budget.unit with a column needs "
+            "sensitivity: tight"
+        )
+
+
+def unit_words(value: object) -> str:
+    """The unit that a lock or a transcript names, for people.
+
+    Raises ValueError as `read_unit` does.
+
+    >>> unit_words("record"), unit_words({"column": "patient", "most": 8})
+    ('record', 'patient (column patient), up to 8 images')
+    """
+    unit = read_unit(value)
+    if unit is None:
+        return RECORD
+    images = "image" if unit.most == 1 else "images"
+    return f"{unit.column} (column {unit.column}), up to {unit.most} {images}"

@@ -47,7 +47,9 @@ def _end(error: DpsynthError) -> NoReturn:
 
 def _interrupted() -> NoReturn:
     """A command goes on where it was; only what was charged and not finished is spent."""
-    note(f"interrupted; resume with: {shlex.join(['dpsynth', *sys.argv[1:]])}")
+    typed = shlex.join(["dpsynth", *sys.argv[1:]])
+    again = f"the same torchrun command ({typed})" if os.environ.get("RANK") else typed
+    note(f"interrupted; resume with: {again}")
     note("what was cut off after its charge is spent: dpsynth status RUN says what is left")
     raise SystemExit(INTERRUPTED)
 

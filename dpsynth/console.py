@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dpsynth.errors import DpsynthError
+from dpsynth.errors import DpsynthError, RankError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -20,12 +20,30 @@ if TYPE_CHECKING:
 Text = str | Callable[[], Any] | None
 
 
+class _Voice:
+    """Whether this process speaks: of several that work on one run, the main one alone does."""
+
+    muted = False
+
+
+@contextmanager
+def mute(silent: bool = True) -> Iterator[None]:
+    """Print nothing inside the block if `silent`; an error that leaves it is said outside."""
+    before, _Voice.muted = _Voice.muted, silent or _Voice.muted
+    try:
+        yield
+    finally:
+        _Voice.muted = before
+
+
 def result(obj: Mapping[str, Any], json: bool = False, text: Text = None) -> None:
     """Print a command's result on stdout, and nothing else there.
 
     `json`: one JSON document. Otherwise `text`: a string, or a function that returns a string
     or a rich renderable; without it, one `key: value` line an entry.
     """
+    if _Voice.muted:
+        return
     if json:
         print(json_lib.dumps(_finite(obj), indent=2, allow_nan=False), flush=True)
         return
@@ -40,6 +58,8 @@ def result(obj: Mapping[str, Any], json: bool = False, text: Text = None) -> Non
 
 def render(renderable: Any) -> None:
     """Print a rich renderable on stdout; colours only on a terminal."""
+    if _Voice.muted:
+        return
     from rich.console import Console
 
     Console(soft_wrap=False, width=None if sys.stdout.isatty() else 120).print(renderable)
@@ -47,11 +67,18 @@ def render(renderable: Any) -> None:
 
 def note(message: str) -> None:
     """Say something on stderr."""
+    if _Voice.muted:
+        return
     print(message, file=sys.stderr, flush=True)
 
 
 def show_error(error: DpsynthError, run: Path | None = None) -> None:
-    """Say on stderr what went wrong and what to type next, naming `run` where a hint says RUN."""
+    """Say on stderr what went wrong and what to type next, naming `run` where a hint says RUN.
+
+    Silent for what another process of the run says.
+    """
+    if isinstance(error, RankError) and error.told:
+        return
     note(f"error: {error.message}")
     if error.hint:
         name = "RUN" if run is None else shlex.quote(str(run))
@@ -87,7 +114,7 @@ class Bar:
         self._shown, self._task = shown, task
         self.total = total
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: float = 1) -> None:
         """Move the bar by `steps`."""
         if self._shown is not None and self._task is not None:
             self._shown.advance(self._task, steps)
@@ -96,6 +123,9 @@ class Bar:
 @contextmanager
 def progress(description: str, total: int | None = None, completed: int = 0) -> Iterator[Bar]:
     """A progress bar on stderr; without a terminal, a line at the start and one at the end."""
+    if _Voice.muted:
+        yield Bar(None, None, total)
+        return
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         note(f"{description} ...")
         yield Bar(None, None, total)

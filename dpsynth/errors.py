@@ -66,3 +66,16 @@ class AuditError(DpsynthError):
     """An attack succeeded, or a positive control was not caught. Exit code 7."""
 
     exit_code = 7
+
+
+class RankError(DpsynthError):
+    """Another process of this run was lost, failed, or holds other values. Exit code 8.
+
+    `told`: another process says what happened, so that this one ends without a word.
+    """
+
+    exit_code = 8
+
+    def __init__(self, message: str, *, hint: str = "", told: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.told = told

@@ -52,6 +52,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback(invoke_without_command=False)
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -60,3 +61,5 @@ def _root(
     ] = False,
 ) -> None:
     """Private release of synthetic images: plan a budget, release, generate, measure, replay."""
+    del version  # done with by its callback
+    opt.require_shared(context.invoked_subcommand)

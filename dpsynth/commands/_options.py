@@ -6,12 +6,13 @@ Everything that matters for privacy or for the result is in the plan.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dpsynth.console import note
-from dpsynth.errors import UsageError
+from dpsynth.distributed.environment import place_in, threads_for
+from dpsynth.errors import RankError, UsageError
 
 if TYPE_CHECKING:
     from dpsynth.planning.verify import VerifiedPlan
@@ -95,15 +96,87 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: all cores."),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        metavar="N",
+        help="Threads that decode pictures of folders and zips. Default: one for each core.",
+    ),
+]
+PhysicalBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--physical-batch",
+        min=1,
+        metavar="N",
+        help="Examples worked through at once. Default: what fits in memory.",
+    ),
+]
+Precision = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--precision", help="Of the model's passes; norms and sums stay in float32."),
+]
+ExactSums = Annotated[
+    bool,
+    typer.Option(
+        "--exact-sums",
+        help="Add clipped gradients in float64: slow, and proves the clip without a model of "
+        "rounding (docs/engine.md).",
+    ),
+]
+# Read by `readers.parallel`, which a command may not import.
+WORKERS = "DPSYNTH_WORKERS"
+# What `torchrun ... -m dpsynth` may carry out in several processes.
+SHARED = ("pretrain", "release-moments", "train", "sample")
 
 
 def use_threads(threads: int | None) -> None:
-    """Limit the numeric libraries' threads; call it before they are imported."""
+    """Limit the numeric libraries' threads; call it before they are imported.
+
+    Of several processes on a machine each has its share of the cores, unless something says so.
+    """
     # Threads that wait must not spin: beside other work, spinning costs more than it saves.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    threads = threads_for(os.environ, os.cpu_count() or 1) if threads is None else threads
     if threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = str(threads)
+
+
+def use_workers(workers: int | None) -> None:
+    """Let so many threads decode pictures: a machine setting, which changes no record.
+
+    Of several processes on a machine each has its share of the cores, unless it is said otherwise.
+    """
+    if workers is None and not os.environ.get(WORKERS):
+        place = place_in(os.environ)
+        if place is not None and place.local_world > 1:
+            workers = max(1, (os.cpu_count() or 1) // place.local_world)
+    if workers is not None:
+        os.environ[WORKERS] = str(workers)
+
+
+def require_shared(command: str | None) -> None:
+    """Refuse several processes for a command that is one process's work.
+
+    Raises UsageError in the first of them; the others end with its exit code and say nothing.
+    """
+    if command is None or command in SHARED or not os.environ.get("RANK"):
+        return
+    place = place_in(os.environ)
+    if place is None or place.world == 1:
+        return
+    refusal = UsageError(
+        f"{command} works in one process, and {place.world} were started",
+        hint=f"dpsynth {command} ...   (torchrun is for {', '.join(SHARED)})",
+    )
+    if place.is_main:
+        raise refusal
+    silent = RankError(refusal.message, told=True)
+    silent.exit_code = refusal.exit_code
+    raise silent
 
 
 def may_show(verified: "VerifiedPlan", show_curator: bool) -> bool:

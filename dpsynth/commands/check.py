@@ -7,6 +7,7 @@ from dpsynth.console import result
 def check(
     run: opt.Run,
     private: opt.PrivatePath = None,
+    workers: opt.Workers = None,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -16,6 +17,7 @@ def check(
 
     Example: dpsynth check runs/digits
     """
+    opt.use_workers(workers)
     from dpsynth.planning.verify import load_verified
 
     verified = load_verified(run, private)

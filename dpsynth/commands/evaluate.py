@@ -29,6 +29,7 @@ def evaluate(
         ),
     ] = None,
     threads: opt.Threads = None,
+    workers: opt.Workers = None,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -41,6 +42,7 @@ def evaluate(
     Example: dpsynth evaluate runs/digits
     """
     opt.use_threads(threads)
+    opt.use_workers(workers)
     from dpsynth.planning.verify import load_verified
 
     verified = load_verified(run, private)

@@ -1,22 +1,31 @@
 """`dpsynth pretrain`: learn the code space and the prior from public data."""
 
 from dpsynth.commands import _options as opt
+from dpsynth.commands._ranks import ranks_of, verified_on
 from dpsynth.console import result
 
 
-def pretrain(run: opt.Run, threads: opt.Threads = None, json: opt.Json = False) -> None:
+def pretrain(
+    run: opt.Run,
+    threads: opt.Threads = None,
+    workers: opt.Workers = None,
+    json: opt.Json = False,
+) -> None:
     """Learn the code space, the prior and the calibrations from public images; spends nothing.
 
     Example: dpsynth pretrain runs/digits
     """
-    opt.use_threads(threads)
-    from dpsynth.planning.verify import load_verified
+    opt.use_workers(workers)
+    with ranks_of(threads) as ranks:
+        verified = verified_on(ranks, run)
 
-    verified = load_verified(run)
+        from dpsynth.public.pretrain import pretrain as library_pretrain
 
-    from dpsynth.public.pretrain import pretrain as library_pretrain
-
-    facts = library_pretrain(verified)
-    text = f"radius {facts['radius']:.4g}, tau {facts['tau']:.3g}: {verified.run.calibration}"
-    result({"calibration": str(verified.run.calibration), **facts}, json, text)
-    opt.say_next(verified)
+        # One process: the files must not depend on how many there are.
+        facts = ranks.lead(lambda: library_pretrain(verified))
+        if facts is not None:
+            text = (
+                f"radius {facts['radius']:.4g}, tau {facts['tau']:.3g}: {verified.run.calibration}"
+            )
+            result({"calibration": str(verified.run.calibration), **facts}, json, text)
+            opt.say_next(verified)

@@ -14,6 +14,7 @@ def run(
     run: opt.RunOption = None,
     private: opt.PrivatePath = None,
     threads: opt.Threads = None,
+    workers: opt.Workers = None,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -22,6 +23,7 @@ def run(
     Example: dpsynth run plans/digits.yaml
     """
     opt.use_threads(threads)
+    opt.use_workers(workers)
     from dpsynth.planning.verify import make_run, warnings
 
     verified = make_run(plan, run, private=private)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from dpsynth.commands import _options as opt
+from dpsynth.commands._ranks import ranks_of, verified_on
 from dpsynth.console import result
 
 # File names of samples have seven digits; a slip of the finger must not fill a disk.
@@ -35,12 +36,12 @@ def sample(
 
     Example: dpsynth sample runs/digits -n 1000
     """
-    opt.use_threads(threads)
-    from dpsynth.planning.verify import load_verified
+    with ranks_of(threads) as ranks:
+        verified = verified_on(ranks, run)
 
-    verified = load_verified(run)
+        from dpsynth.released.sampling import sample as library_sample
 
-    from dpsynth.released.sampling import sample as library_sample
-
-    result(library_sample(verified, count, model=model), json)
-    opt.say_next(verified)
+        facts = library_sample(verified, count, model=model, ranks=ranks)
+        if ranks.is_main:
+            result(facts, json)
+            opt.say_next(verified)

@@ -1,16 +1,25 @@
 """`dpsynth train`: distil the release, then spend the plan's train stage."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpsynth.commands import _options as opt
+from dpsynth.commands._ranks import ranks_of, verified_on
 from dpsynth.console import result
 from dpsynth.errors import UsageError, typed
+
+if TYPE_CHECKING:
+    from dpsynth.planning.verify import VerifiedPlan
 
 
 def train(
     run: opt.Run,
+    *,
     private: opt.PrivatePath = None,
     threads: opt.Threads = None,
+    workers: opt.Workers = None,
+    physical_batch: opt.PhysicalBatch = None,
+    precision: opt.Precision = "float32",
+    exact_sums: opt.ExactSums = False,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -20,15 +29,29 @@ def train(
 
     Example: dpsynth train runs/digits
     """
-    opt.use_threads(threads)
-    from dpsynth.planning.verify import load_verified
+    opt.use_workers(workers)
+    with ranks_of(threads) as ranks:
+        verified = verified_on(ranks, run, private)  # over budget: the data is never opened
+        found = ranks.lead(lambda: _prepared(verified)) or {}
+        if verified.plan.stages.train is not None:
+            from dpsynth.private.dpsgd import train as library_train
+            from dpsynth.private.engine import EngineSettings
 
-    verified = load_verified(run, private)  # over budget: the data is never opened
+            engine = EngineSettings(physical_batch, precision, exact_sums=exact_sums)
+            shown = opt.may_show(verified, show_curator)
+            found["train"] = opt.visible(library_train(verified, ranks, engine), shown)
+        if ranks.is_main:
+            result(found, json)
+            opt.say_next(verified)
+
+
+def _prepared(verified: "VerifiedPlan") -> dict[str, Any]:
+    """What one process does before the steps: distil, and see that the records were checked."""
     plan, found = verified.plan, dict[str, Any]()
     if plan.distillation is None and plan.stages.train is None:
         raise UsageError(
             "the plan has nothing to train: it samples from the release alone",
-            hint=typed("dpsynth", "sample", run),
+            hint=typed("dpsynth", "sample", verified.run.root),
         )
     if plan.distillation is not None:
         from dpsynth.released.distill import distill
@@ -36,10 +59,6 @@ def train(
         found["distilled"] = distill(verified)
     if plan.stages.train is not None:
         from dpsynth.assess.check import ensure_checked
-        from dpsynth.private.dpsgd import train as library_train
 
         ensure_checked(verified)
-        shown = opt.may_show(verified, show_curator)
-        found["train"] = opt.visible(library_train(verified), shown)
-    result(found, json)
-    opt.say_next(verified)
+    return found

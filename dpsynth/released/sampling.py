@@ -18,6 +18,7 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, SamplesWriter, read_samples, read_summary
 from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
 from dpsynth.console import note, progress
+from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.autoencoder import as_bytes
 from dpsynth.models.flow import VelocityField, euler
@@ -43,7 +44,10 @@ Pictures = Callable[[Tensor, torch.Generator], NDArray[np.uint8]]
 
 
 def sample(
-    verified: VerifiedPlan, count: int | None = None, model: str | None = None
+    verified: VerifiedPlan,
+    count: int | None = None,
+    model: str | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Write `released/samples/`, a contact sheet and the hand-out folder around them.
 
@@ -54,6 +58,7 @@ def sample(
         count: images in all; the plan's `sampling.count` if None.
         model: one of `MODELS`; the plan's own if None. Any other than the plan's own goes to
             `released/samples-MODEL/`, and is drawn alone.
+        ranks: the processes that draw; the main one writes. The others return nothing.
 
     Raises:
         UsageError: an unknown model, `plain` where nothing is augmented, or a count below 1.
@@ -62,30 +67,52 @@ def sample(
     plan, run = verified.plan, verified.run
     count = plan.sampling.count if count is None else count
     chosen = own_model(plan) if model is None else model
-    _check(plan, count, chosen)
-    facts = _sample_one(verified, count, chosen)
+    ranks.lead(lambda: _check(plan, count, chosen))
+    facts = _sample_one(verified, count, chosen, ranks)
     if model is None and plan.sampling.augment is not None:
-        facts[PLAIN] = _sample_one(verified, count, PLAIN)
+        facts[PLAIN] = _sample_one(verified, count, PLAIN, ranks)
+    if not ranks.is_main:
+        return {}
     # The prior alone can be sampled before anything is spent: there is nothing to vouch for yet.
     handed = hand_out(run) if run.transcript.exists() else {}
     return {**facts, **handed}
 
 
-def _sample_one(verified: VerifiedPlan, count: int, chosen: str) -> dict[str, Any]:
-    """One folder of samples with its contact sheet."""
+def _sample_one(verified: VerifiedPlan, count: int, chosen: str, ranks: Ranks) -> dict[str, Any]:
+    """One folder of samples with its contact sheet; {} but in the main process."""
     plan, run = verified.plan, verified.run
-    own = own_model(plan)
-    suffix = "" if chosen == own else f"-{chosen}"
+    suffix = "" if chosen == own_model(plan) else f"-{chosen}"
     folder = run.released / f"samples{suffix}"
-    representation = load_representation(run, plan)
-    draw, origin = _drawer(verified, own if chosen == PLAIN else chosen)
-    finish = finish_of(run, plan, augmented=chosen != PLAIN)
-    origin |= {"count": count, "geometry_sha256": _geometry_hash(run), **finish.facts()}
-    summary = read_summary(folder)
-    if summary is not None and summary["origin"] == origin:
+    pictures, origin = ranks.main_first(lambda: _made_of(verified, count, chosen))
+    ranks.require_same("what the samples are made of", repr(sorted(origin.items())))
+    kept = ranks.tell({"kept": _is_kept(folder, origin)} if ranks.is_main else None)["kept"]
+    if kept:
         note(f"{count} samples of this model are already there")
     else:
-        _write(folder, verified, _pictures(representation, draw, finish), origin)
+        _write(folder, verified, pictures, origin, ranks)
+    return _shown(verified, folder, count, chosen, suffix) if ranks.is_main else {}
+
+
+def _made_of(verified: VerifiedPlan, count: int, chosen: str) -> tuple[Pictures, dict[str, Any]]:
+    """How the images are drawn, and their origin."""
+    plan, run = verified.plan, verified.run
+    representation = load_representation(run, plan)
+    draw, origin = _drawer(verified, own_model(plan) if chosen == PLAIN else chosen)
+    finish = finish_of(run, plan, augmented=chosen != PLAIN)
+    origin |= {"count": count, "geometry_sha256": _geometry_hash(run), **finish.facts()}
+    return _pictures(representation, draw, finish), origin
+
+
+def _is_kept(folder: Path, origin: dict[str, Any]) -> bool:
+    summary = read_summary(folder)
+    return summary is not None and summary["origin"] == origin
+
+
+def _shown(
+    verified: VerifiedPlan, folder: Path, count: int, chosen: str, suffix: str
+) -> dict[str, Any]:
+    """Write the contact sheet; what there is to say of the samples."""
+    plan, run = verified.plan, verified.run
     sheet = run.released / f"contact-sheet{suffix}.png"
     images, labels = read_samples(folder, plan.private.classes)
     rows = rows_by_class(images, labels, plan.private.classes)
@@ -126,18 +153,40 @@ def _write(
     verified: VerifiedPlan,
     pictures: Pictures,
     origin: dict[str, Any],
+    ranks: Ranks,
 ) -> None:
-    """Draw and write what is missing, shard by shard."""
-    classes, count = verified.plan.private.classes, int(origin["count"])
-    writer = SamplesWriter(folder, classes, origin=origin, stamp=stamps(verified.lock))
+    """Draw and write what is missing, shard by shard: one for each process, then the next."""
+    plan, count = verified.plan, int(origin["count"])
+    writer = None
+    if ranks.is_main:
+        writer = SamplesWriter(
+            folder, plan.private.classes, origin=origin, stamp=stamps(verified.lock)
+        )
+    begun = ranks.tell(None if writer is None else {"written": writer.written})["written"]
     source = fresh_generator()
-    with progress("sampling", count, completed=writer.written) as bar:
-        while writer.written < count:
-            first, last = writer.written, min(count, writer.written + SHARD)
-            labels = torch.arange(first, last) % len(classes)
-            writer.add(pictures(labels, source), labels.numpy())
-            bar.advance(last - first)
-    writer.finish()
+    with progress("sampling", count, completed=begun) as bar:
+        for first in range(begun, count, SHARD * ranks.world):
+            labels = _shard_labels(plan, count, first + SHARD * ranks.rank)
+            drawn = pictures(labels, source).tobytes() if len(labels) else b""
+            for rank, part in enumerate(ranks.gather(drawn)):
+                labels = _shard_labels(plan, count, first + SHARD * rank)
+                if writer is not None and len(labels):
+                    writer.add(_images(part, plan), labels.numpy())
+                    bar.advance(len(labels))
+    if writer is not None:
+        writer.finish()
+
+
+def _shard_labels(plan: Plan, count: int, first: int) -> Tensor:
+    """Labels of the shard that starts at image `first`; none beyond the last one."""
+    return torch.arange(first, max(first, min(count, first + SHARD))) % len(plan.private.classes)
+
+
+def _images(data: bytes, plan: Plan) -> NDArray[np.uint8]:
+    """Images (n, H, W, C) of the plan's shape."""
+    shape = plan.private.image
+    flat = np.frombuffer(data, dtype=np.uint8)
+    return flat.reshape(-1, shape.height, shape.width, shape.channels)
 
 
 def _pictures(representation: Representation, draw: Draw, finish: Finish) -> Pictures:

@@ -1,0 +1,1 @@
+"""Several processes as one run: who is who, exact sums, and one process that leads. No data."""

@@ -1,0 +1,121 @@
+"""What private stages do over several processes; derivations in docs/distributed.md.
+
+Each process holds a shard of the privacy units. Sums are exact, the main process adds the noise
+once, and nothing of the mechanism depends on how many processes there are.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsynth.artifacts.lock import Lock
+from dpsynth.distributed.ranks import Ranks
+from dpsynth.errors import UsageError
+from dpsynth.private.lattice import ExactSums
+from dpsynth.private.noise import NoiseSource
+from dpsynth.public.representation import Representation
+
+T = TypeVar("T")
+
+PROBES = 64
+"""Images whose codes the processes compare."""
+MOST_ROUNDING = 2.0**-12
+"""Share of C that rounding on every process may take: a quarter of the clip's margin."""
+
+
+def shard(units: Iterable[T], ranks: Ranks, mark: Callable[[T], bytes]) -> Iterator[T]:
+    """This process's units: number i of the source's order belongs to process i mod world.
+
+    Every unit is in exactly one shard, if all processes read the same units in the same order:
+    after the last one that is checked by a digest of what `mark` says of each. Read it to the end.
+
+    Raises:
+        RankError: the processes read different units; none may be used.
+    """
+    if ranks.world == 1:
+        yield from units
+        return
+    digest = hashlib.sha256()
+    for number, unit in enumerate(units):
+        digest.update(hashlib.sha256(mark(unit)).digest())
+        if number % ranks.world == ranks.rank:
+            yield unit
+    ranks.require_same("the private records that they read", digest.hexdigest())
+
+
+def require_same_codes(representation: Representation, ranks: Ranks) -> None:
+    """Refuse processes whose kernels encode differently: which one holds a unit would then matter.
+
+    Asked with the same public random images, before any charge. Equal codes of these are strong
+    evidence of equal kernels, no proof of it.
+
+    Raises:
+        RankError: the processes' codes differ.
+    """
+    if ranks.world == 1:
+        return
+    shape = (PROBES, *representation.shape)
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    found = hashlib.sha256(representation.encode_exact_many(images).tobytes()).hexdigest()
+    ranks.require_same("the codes of the same public images", found)
+
+
+def own_noise(lock: Lock, stream: str, ranks: Ranks) -> NoiseSource:
+    """A source of this process's own: from the system, or, for tests, by its name.
+
+    A repeatable run depends on the number of processes, since each has a stream of its own.
+    """
+    if ranks.world > 1:
+        stream = f"{stream}/process-{ranks.rank}-of-{ranks.world}"
+    return NoiseSource.for_run(lock, stream)
+
+
+def require_small_rounding(ranks: Ranks, weights: int, grid: float) -> None:
+    """Refuse more processes than the rounding bound covers: world sqrt(P) grid <= 2^-12.
+
+    `grid` is the sums' step as a share of C. Raises UsageError.
+    """
+    if ranks.world * weights**0.5 * grid > MOST_ROUNDING:
+        most = int(MOST_ROUNDING / (weights**0.5 * grid))
+        raise UsageError(
+            f"{ranks.world} processes are too many for a model of {weights} weights",
+            hint=f"start {most} or fewer: torchrun --nproc-per-node {most} -m dpsynth train RUN",
+        )
+
+
+def total_sums(exact: ExactSums, ranks: Ranks) -> ExactSums:
+    """Sums over all shards, bit for bit those of one process; the main process's call."""
+    counts, sums, seconds = ranks.sum_whole([exact.counts, exact.sums, exact.seconds])
+    return ExactSums(counts, sums, seconds, exact.bits)
+
+
+def give_sums(exact: ExactSums, ranks: Ranks) -> None:
+    """What another process than the main one adds to `total_sums`."""
+    ranks.sum_whole([exact.counts, exact.sums, exact.seconds])
+
+
+def gathered(arrays: list[NDArray[np.float64]], ranks: Ranks) -> list[NDArray[np.float64]]:
+    """Each array (n_i,) joined over the processes, in the main process; [] elsewhere.
+
+    For the curator's log alone.
+    """
+    if ranks.world == 1:
+        return arrays
+    parts = [_unpacked(data) for data in ranks.gather(_packed(arrays))]
+    return [np.concatenate(same) for same in zip(*parts, strict=True)]
+
+
+def _packed(arrays: list[NDArray[np.float64]]) -> bytes:
+    out = io.BytesIO()
+    named = {str(number): np.asarray(a, np.float64) for number, a in enumerate(arrays)}
+    np.savez(out, allow_pickle=False, **named)
+    return out.getvalue()
+
+
+def _unpacked(data: bytes) -> list[NDArray[np.float64]]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return [archive[str(number)] for number in range(len(archive.files))]

@@ -19,7 +19,7 @@ from dpsynth.accounting.statistics import (
     PaperSecondMoment,
 )
 from dpsynth.artifacts.lock import Slot
-from dpsynth.errors import PlanError
+from dpsynth.errors import PlanError, UsageError
 from dpsynth.private.lattice import CODE_BITS, Block, ExactSums
 from dpsynth.private.noise import NoiseSource
 
@@ -40,11 +40,27 @@ class NoisySums:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The scales of one release. `second`: diagonal and other entries of a second moment."""
+    """The scales of one release. `second`: diagonal and other entries of a second moment.
+
+    `bits`: the sums come in steps of 2^-bits, as `ExactSums.bits` says of them.
+    """
 
     counts: Block
     sums: Block
     second: tuple[Block, Block] | None
+    bits: int = 0
+
+    def finer(self, bits: int) -> "Blocks":
+        """The same noise on sums in steps of 2^-bits. Raises PlanError where it is out of range."""
+        second = self.second
+        finer = Blocks(
+            self.counts.finer(bits),
+            self.sums.finer(bits),
+            None if second is None else (second[0].finer(bits), second[1].finer(bits)),
+            self.bits + bits,
+        )
+        finer.check()
+        return finer
 
     def check(self) -> None:
         """Raise PlanError unless every scale fits the sampler's range."""
@@ -57,7 +73,12 @@ class Blocks:
         return self.second[0].real_std if self.second else 0.0
 
     def release(self, exact: ExactSums, noise: NoiseSource) -> NoisySums:
-        """The mechanism itself: discrete Gaussian noise on exact sums, fresh for every entry."""
+        """The mechanism itself: discrete Gaussian noise on exact sums, fresh for every entry.
+
+        Raises UsageError for sums in other steps than these scales are for.
+        """
+        if exact.bits != self.bits:
+            raise UsageError(f"scales for steps of 2^-{self.bits} got sums of 2^-{exact.bits}")
         return NoisySums(
             counts=self.counts.release(exact.counts, noise),
             sums=self.sums.release(exact.sums, noise),

@@ -4,7 +4,9 @@ A record's cell, residual and contribution follow from its own quantised code an
 frame alone; derivations in docs/maths/cells.md.
 """
 
+import io
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +15,22 @@ from numpy.typing import NDArray
 from dpsynth.accounting.statistics import CellMoments, CellSums
 from dpsynth.artifacts.cells import ReleasedCells
 from dpsynth.artifacts.lock import Slot
+from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import PlanError, UsageError
 from dpsynth.private.blocks import blocks_of
-from dpsynth.private.lattice import CODE_MAX, ExactSums, exact_sums, quantise
+from dpsynth.private.encoding import UnitCodes
+from dpsynth.private.lattice import (
+    CODE_MAX,
+    SHARE_BITS,
+    ExactSums,
+    RunningSums,
+    quantise,
+    quantise_rows,
+)
 from dpsynth.private.noise import NoiseSource
+from dpsynth.private.products import Whole
+from dpsynth.private.shares import Weights, unit_shares, weights_of
+from dpsynth.private.together import total_sums
 
 NOWHERE = -1
 # Rows compared with the centres at once: bounds memory, and changes no bit of any result.
@@ -50,6 +64,20 @@ class Frame:
         if wide.any() or (np.square(self.centres).sum(axis=-1) > CODE_MAX**2).any():
             raise UsageError("a cell's centre lies outside the codes' ball")
 
+    def to_bytes(self) -> bytes:
+        """The frame for another process."""
+        out = io.BytesIO()
+        radii = np.array([self.radius, self.clip])
+        np.savez(out, allow_pickle=False, centres=self.centres, used=self.used, radii=radii)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Frame":
+        """What `to_bytes` wrote, to the bit."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as held:
+            radius, clip = held["radii"].tolist()
+            return cls(held["centres"], held["used"], radius, clip)
+
     @property
     def real_centres(self) -> NDArray[np.float64]:
         """The centres as used, in real units."""
@@ -75,23 +103,24 @@ def frame_of(
 
 
 def release_cells(
-    codes: Codes, labels: Codes, frame: Frame, slot: Slot, noise: NoiseSource
+    chunks: Iterable[UnitCodes], frame: Frame, slot: Slot, noise: NoiseSource, ranks: Ranks = ALONE
 ) -> ReleasedCells:
     """The round's mechanism: counts, sums and, in the last round, second moments by class-cell.
 
     Args:
-        codes: quantised codes (n, d) of norm at most 2^16, from `lattice.quantise`.
-        labels: classes (n,); a record of an undeclared one contributes nothing.
+        chunks: one pass over the units' quantised codes, of norm at most 2^16; a record of an
+            undeclared class contributes nothing.
         frame: the cells, from released values.
         slot: pays for the round; its statistic says what is released.
         noise: a source for this round alone.
+        ranks: this is the main one; the others give the sums of their shards by `shard_sums`.
 
     Raises PlanError where the slot's statistic is no cell release of the frame's shape.
     """
     _check(slot, frame)
     classes, most, dim = frame.centres.shape
-    blocks = blocks_of([slot], frame.radius)
-    exact = cell_sums(codes, labels, frame, second=blocks.second is not None)
+    exact = total_sums(shard_sums(chunks, frame, slot), ranks)
+    blocks = blocks_of([slot], frame.radius).finer(exact.bits)
     noisy = blocks.release(exact, noise)
     return ReleasedCells(
         centres=frame.real_centres,
@@ -107,17 +136,56 @@ def release_cells(
     )
 
 
-def cell_sums(codes: Codes, labels: Codes, frame: Frame, *, second: bool) -> ExactSums:
+def shard_sums(chunks: Iterable[UnitCodes], frame: Frame, slot: Slot) -> ExactSums:
+    """Exact sums of the round that `slot` pays for, in one pass over one chunk or more."""
+    second = blocks_of([slot], frame.radius).second is not None
+    running: RunningSums | None = None
+    for chunk in chunks:
+        units = None if chunk.sizes is None else (chunk.sizes, weights_of(slot.statistic))
+        running = running or _running(frame, second, units is not None)
+        _add_cells(running, chunk.codes, chunk.labels, frame, units)
+    if running is None:
+        raise UsageError("a pass over the codes has one chunk or more, got none")
+    return running.total()
+
+
+def cell_sums(
+    codes: Whole,
+    labels: Codes,
+    frame: Frame,
+    *,
+    second: bool,
+    units: tuple[Codes, Weights] | None = None,
+) -> ExactSums:
     """Counts, sums and second moments of residuals by class-cell (Y K, ...): never released.
 
-    A record adds (1, u, u u^T) to one class-cell, |u| <= 2^16, whatever the others are.
+    A record adds (1, u, u u^T) to one class-cell, |u| <= 2^16, whatever the others are. `units`:
+    sizes (u,) of units of several images and the round's weights; a unit's images then count by
+    one share of it (docs/maths/units.md, U7).
     """
-    classes, most, _ = frame.centres.shape
+    running = _running(frame, second, units is not None)
+    _add_cells(running, codes, labels, frame, units)
+    return running.total()
+
+
+def _running(frame: Frame, second: bool, shared: bool) -> RunningSums:
+    classes, most, dim = frame.centres.shape
+    return RunningSums(classes * most, dim, second=second, bits=SHARE_BITS if shared else 0)
+
+
+def _add_cells(
+    running: RunningSums,
+    codes: Whole,
+    labels: Codes,
+    frame: Frame,
+    units: tuple[Codes, Weights] | None,
+) -> None:
     cells = assign(codes, labels, frame)
-    return exact_sums(residuals(codes, cells, frame), cells, classes * most, second=second)
+    rest = residuals(codes, cells, frame)
+    running.add(rest, cells, None if units is None else unit_shares(rest, cells, *units))
 
 
-def assign(codes: Codes, labels: Codes, frame: Frame, rows: int = _ROWS) -> Codes:
+def assign(codes: Whole, labels: Codes, frame: Frame, rows: int = _ROWS) -> Codes:
     """Class-cell y K + k of each record (n,): the nearest used centre, ties to the lowest k.
 
     NOWHERE for an undeclared label. |q - c|^2 is compared as |c|^2 - 2 q.c, exactly: |q| and |c|
@@ -138,19 +206,20 @@ def assign(codes: Codes, labels: Codes, frame: Frame, rows: int = _ROWS) -> Code
     return found
 
 
-def residuals(codes: Codes, cells: Codes, frame: Frame) -> Codes:
+def residuals(codes: Whole, cells: Codes, frame: Frame) -> Codes:
     """Each record's q - c (n, d), clipped to rho, in steps of rho / 2^16: norm at most 2^16.
 
-    One record at a time, by the rule of codes; q - c itself is exact, of norm at most 2^17. The
-    row of a record that is NOWHERE is zero, and no sum takes it in.
+    By the rule of codes; q - c itself is exact, of norm at most 2^17. The row of a record that is
+    NOWHERE is zero, and no sum takes it in.
     """
     centres = frame.centres.reshape(-1, codes.shape[1])
     radius = frame.radius / frame.clip * CODE_MAX  # rho in the codes' own steps
-    clipped = np.zeros_like(codes)
-    for row in np.flatnonzero(cells != NOWHERE).tolist():
-        residual = codes[row] - centres[cells[row]]
-        cut = quantise(residual.astype(np.float64), radius)
-        clipped[row] = 0 if cut is None else cut  # whole numbers are finite: never None
+    clipped = np.zeros(codes.shape, np.int64)
+    known = np.flatnonzero(cells != NOWHERE)
+    for start in range(0, len(known), _ROWS):
+        mine = known[start : start + _ROWS]
+        apart = (codes[mine] - centres[cells[mine]]).astype(np.float64)
+        clipped[mine], _ = quantise_rows(apart, radius)  # whole numbers are finite: all are kept
     return clipped
 
 

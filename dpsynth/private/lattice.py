@@ -12,16 +12,20 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.errors import PlanError
+from dpsynth.errors import PlanError, UsageError
 from dpsynth.private.noise import MAX_SCALE, NoiseSource
+from dpsynth.private.products import Products, Whole
 
 CODE_BITS = 16
 CODE_MAX = 2**CODE_BITS
 # The noise scale in grid steps: so fine that the grid's own error in delta is negligible.
 SCALE_BITS = 30
-# Rows summed at once in float64: 2^20 products below 2^32 stay far below 2^53, hence exact.
-_ROWS = 2**20
-_HUGE = 2.0**500
+# Numbers quantised at once: they stay in the processor's cache. Changes no bit of any result.
+_NEAR = 2**17
+# A unit of several images counts by a share k / 2^16 of itself (`private.shares`).
+SHARE_BITS = 16
+SHARE_MAX = 2**SHARE_BITS
+_HALF = SHARE_BITS // 2
 
 
 def quantise(code: NDArray[np.float64], radius: float) -> NDArray[np.int64] | None:
@@ -30,18 +34,61 @@ def quantise(code: NDArray[np.float64], radius: float) -> NDArray[np.int64] | No
     Returns int64 (d,) of norm surely at most 2^16, checked in integers; None for a code that is
     not finite, which then contributes nothing. Looks at this one code alone.
     """
-    values = np.asarray(code, dtype=np.float64)
-    if not np.isfinite(values).all():
-        return None
-    if np.abs(values).max(initial=0.0) > _HUGE:
-        values, radius = values / _HUGE, radius / _HUGE
-    norm = math.hypot(*values.tolist())
-    scale = CODE_MAX / max(norm, radius)
-    whole: NDArray[np.int64] = np.trunc(values * scale).astype(np.int64)
-    while int(whole @ whole) > CODE_MAX**2:
-        # Rounding in the scale let a component reach one step too far: take one step back.
-        whole = whole - np.sign(whole)
-    return whole
+    rows, finite = quantise_rows(np.asarray(code, dtype=np.float64)[None], radius)
+    return rows[0].astype(np.int64) if finite[0] else None
+
+
+def quantise_rows(
+    codes: NDArray[np.float64], radius: float
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """`quantise` of many codes (n, d): int32 (n, d), and which rows (n,) are finite.
+
+    A row that is not finite is zero. Each row's bits are a function of that row alone, on any
+    machine: elementwise operations, and sums that are exact in whole numbers. (Their squares do
+    not fit int32: widen before a product.)
+    """
+    whole = np.zeros(codes.shape, np.int32)
+    finite = np.ones(len(codes), np.bool_)
+    scale = CODE_MAX / radius
+    step = max(1, _NEAR // max(1, codes.shape[1]))
+    for start in range(0, len(codes), step):
+        part = codes[start : start + step]
+        with np.errstate(over="ignore", invalid="ignore"):
+            steps = part * scale
+            np.trunc(steps, out=steps)
+            # Exact where it is at most 2^32; above, or not a number, the code is cut below.
+            fits = _inside(steps)
+        if not fits.all():
+            steps[~fits], finite[start : start + step][~fits] = _cut(part[~fits], radius)
+        whole[start : start + step] = steps
+    return whole, finite
+
+
+def _cut(
+    codes: NDArray[np.float64], radius: float
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Codes (m, d) that lie outside the ball, scaled to its surface; which of them are finite."""
+    finite = np.logical_and.reduce(np.isfinite(codes), axis=1)
+    values = np.where(finite[:, None], codes, 0.0)
+    # By a power of two, which is exact, to a norm below 2^26: then whole parts have a norm whose
+    # square is exact in any order, and which is not above the code's own.
+    _, exponent = np.frexp(np.abs(values).max(axis=1, initial=0.0))
+    places = 26 - exponent - math.ceil(math.log2(max(1, codes.shape[1])) / 2)
+    values = np.ldexp(values, places[:, None])
+    below = np.trunc(values)
+    norms = np.sqrt(np.einsum("ij,ij->i", below, below))
+    lengths = np.maximum(np.maximum(norms, np.ldexp(radius, places)), 1.0)
+    whole = np.trunc(values * (CODE_MAX / lengths)[:, None])
+    while not (fits := _inside(whole)).all():
+        # Rounding let a component reach a step too far: take one step back.
+        whole[~fits] -= np.sign(whole[~fits])
+    return whole, finite
+
+
+def _inside(whole: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows (n,) of whole numbers have a norm of at most 2^16; not a number has none."""
+    found: NDArray[np.bool_] = np.einsum("ij,ij->i", whole, whole) <= CODE_MAX**2
+    return found
 
 
 @dataclass(frozen=True)
@@ -69,6 +116,10 @@ class Block:
         """The noise as released, in real units."""
         return self.scale * 2.0**-self.refine * self.unit
 
+    def finer(self, bits: int) -> "Block":
+        """The same block and noise in whole numbers of 2^-bits: exact."""
+        return Block(self.unit * 2.0**-bits, self.std * 2.0**bits)
+
     def check(self) -> None:
         """Raise PlanError unless the noise fits the sampler's range."""
         if not (math.isfinite(self.std) and self.std > 0 and self.unit > 0):
@@ -82,10 +133,13 @@ class Block:
     def release(self, exact: NDArray[np.object_], noise: NoiseSource) -> NDArray[np.float64]:
         """Add noise to exact whole numbers (any shape, Python ints); real values, float64."""
         drawn = noise.discrete_gaussian(self.scale, exact.size)
-        flat = exact.reshape(-1).tolist()
-        noisy = [(int(v) << self.refine) + n for v, n in zip(flat, drawn, strict=True)]
-        step = Fraction(self.unit) / 2**self.refine
-        return np.array([float(step * x) for x in noisy]).reshape(exact.shape)
+        refine, flat = self.refine, exact.reshape(-1).tolist()
+        # unit / 2^refine is a whole number of a power of two: one rounding, that of the product.
+        mantissa, exponent = math.frexp(self.unit)
+        step, places = int(math.ldexp(mantissa, 53)), exponent - 53 - refine
+        noisy = ((int(v) << refine) + n for v, n in zip(flat, drawn, strict=True))
+        released = (math.ldexp(step * x, places) for x in noisy)
+        return np.fromiter(released, np.float64, exact.size).reshape(exact.shape)
 
 
 @dataclass(frozen=True)
@@ -93,42 +147,119 @@ class ExactSums:
     """Sums over the records, as Python ints: never released, dies in the mechanism.
 
     counts (Y,), sums (Y, d) of codes, seconds (Y, d, d) of outer products, by class (or by
-    class-cell); seconds is (Y, 0, 0) where it was not asked for.
+    class-cell); seconds is (Y, 0, 0) where it was not asked for. All are in steps of 2^-bits:
+    0 for records, SHARE_BITS for units that count by shares.
     """
 
     counts: NDArray[np.object_]
     sums: NDArray[np.object_]
     seconds: NDArray[np.object_]
+    bits: int = 0
+
+    def __add__(self, other: "ExactSums") -> "ExactSums":
+        """Sums over both: of shards or batches of whole units, in any order.
+
+        Raises UsageError for sums in other steps.
+        """
+        if self.bits != other.bits:
+            raise UsageError(f"sums in steps of 2^-{self.bits} and 2^-{other.bits} do not add up")
+        return ExactSums(
+            self.counts + other.counts,
+            self.sums + other.sums,
+            self.seconds + other.seconds,
+            self.bits,
+        )
+
+
+class RunningSums:
+    """`ExactSums` of chunk after chunk of records, or of whole units by their shares.
+
+    Holds the sums and a few thousand rows: memory does not grow with the records. `pooled`: one
+    second moment for all classes together, (1, d, d). `bits`: 0, or SHARE_BITS where records
+    count by shares.
+    """
+
+    def __init__(
+        self, classes: int, dim: int, *, second: bool = True, pooled: bool = False, bits: int = 0
+    ) -> None:
+        self._bits, self._pooled = bits, pooled
+        self._counts, self._sums = np.zeros(classes, object), np.zeros((classes, dim), object)
+        groups, size = 1 if pooled else classes, dim if second else 0
+        self._whole = Products(groups, size, 2 * CODE_BITS)
+        # Shares in two halves of 8 bits, so that products stay below 2^40 and float64 holds them.
+        halves = (groups, size, 2 * CODE_BITS + _HALF)
+        self._high = Products(*halves) if bits else None
+        self._low = Products(*halves) if bits else None
+        self._second = second
+
+    def add(
+        self, codes: Whole, labels: NDArray[np.int64], shares: NDArray[np.int64] | None = None
+    ) -> None:
+        """Add quantised codes (n, d); a label (n,) that is no class contributes nothing.
+
+        `shares` (n,) from 0 to 2^16 where the sums are in steps of 2^-16, else none.
+
+        Raises:
+            UsageError: shares where none are counted, or none where they are.
+        """
+        if (shares is None) is not (self._bits == 0):
+            raise UsageError("shares and sums in steps of 2^-16 go together")
+        order = np.argsort(labels, kind="stable")
+        ends = np.searchsorted(labels[order], np.arange(len(self._counts) + 1))
+        for y in np.flatnonzero(np.diff(ends)).tolist():
+            mine = order[ends[y] : ends[y + 1]]
+            if shares is None:
+                self._add_whole(y, codes[mine])
+            else:
+                self._add_shared(y, codes[mine], shares[mine])
+
+    def total(self) -> ExactSums:
+        """The sums of all that was added."""
+        seconds = self._whole.total()
+        if self._high is not None and self._low is not None:
+            high, low = self._high.total(), self._low.total()
+            seconds = seconds * SHARE_MAX + high * (1 << _HALF) + low
+        return ExactSums(self._counts.copy(), self._sums.copy(), seconds, self._bits)
+
+    def _add_whole(self, y: int, codes: Whole) -> None:
+        """Records that count once each: a share of 2^16 where there are shares."""
+        self._counts[y] += len(codes) << self._bits
+        self._sums[y] += codes.sum(axis=0, dtype=np.int64).astype(object) * (1 << self._bits)
+        if self._second:
+            self._whole.add(0 if self._pooled else y, codes)
+
+    def _add_shared(self, y: int, codes: Whole, shares: NDArray[np.int64]) -> None:
+        full = shares == SHARE_MAX
+        if full.any():
+            self._add_whole(y, codes[full])
+        codes, shares = codes[~full], shares[~full]
+        self._counts[y] += int(shares.sum())
+        self._sums[y] += (shares[:, None] * codes).sum(axis=0).astype(object)  # below 2^32 each
+        if self._second and self._high is not None and self._low is not None:
+            high, low = np.divmod(shares, 1 << _HALF)
+            group = 0 if self._pooled else y
+            self._high.add_weighted(group, codes, high)
+            self._low.add_weighted(group, codes, low)
 
 
 def exact_sums(
-    codes: NDArray[np.int64],
+    codes: Whole,
     labels: NDArray[np.int64],
     classes: int,
-    rows: int = _ROWS,
+    rows: int = 2**20,
     *,
     second: bool = True,
+    shares: NDArray[np.int64] | None = None,
 ) -> ExactSums:
     """Per-class count, sum and second moment of quantised codes (n, d), labels (n,).
 
-    Exact for any n: float64 products within `rows` records, Python ints across. A label outside
-    0..classes - 1 contributes nothing. `second=False` leaves the second moments out.
+    `RunningSums` over parts of `rows` records: the same bits for any `rows`. A label outside
+    0..classes - 1 contributes nothing. `second=False` leaves the second moments out. `shares`
+    (n,), from 0 to 2^16: each record counts k / 2^16 times, and the sums are in steps of 2^-16.
     """
-    dim = codes.shape[1]
-    size = dim if second else 0
-    counts = np.zeros(classes, dtype=object)
-    sums = np.zeros((classes, dim), dtype=object)
-    seconds = np.zeros((classes, size, size), dtype=object)
-    for y in range(classes):
-        mine = codes[labels == y]
-        for start in range(0, len(mine), rows):
-            part = mine[start : start + rows].astype(np.float64)
-            counts[y] += len(part)
-            sums[y] += _whole(part.sum(axis=0))
-            if second:
-                seconds[y] += _whole(part.T @ part)
-    return ExactSums(counts, sums, seconds)
-
-
-def _whole(values: NDArray[np.float64]) -> NDArray[np.object_]:
-    return values.astype(np.int64).astype(object)
+    bits = 0 if shares is None else SHARE_BITS
+    running = RunningSums(classes, codes.shape[1], second=second, bits=bits)
+    for start in range(0, len(codes), rows):
+        part = slice(start, start + rows)
+        running.add(codes[part], labels[part], None if shares is None else shares[part])
+    return running.total()

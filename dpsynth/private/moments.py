@@ -1,43 +1,46 @@
 """The moment release: class moments (StraightDP, section 3.1), then the plan's cell rounds.
 
 Each round sees the records and what earlier rounds released. Sensitivities in
-docs/maths/moments.md and docs/maths/cells.md; a slot's statistic carries its own.
+docs/maths/moments.md and docs/maths/cells.md, of units of several images in docs/maths/units.md;
+a slot's statistic carries its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dpsynth.accounting.statistics import CellMoments, CellSums, ClassMoments
 from dpsynth.artifacts.cells import ReleasedCells, load_cells, save_cells
 from dpsynth.artifacts.lock import Slot
 from dpsynth.artifacts.moments import NAME, ReleasedMoments, load_moments, save_moments
 from dpsynth.artifacts.spending import calibration_hash, spending
-from dpsynth.console import Bar, progress
-from dpsynth.errors import PlanError
+from dpsynth.console import progress
+from dpsynth.distributed.ranks import ALONE, Ranks
+from dpsynth.errors import PlanError, UsageError
 from dpsynth.planning.rounds import rounds_of
 from dpsynth.planning.schema import Moments, Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.blocks import Blocks, blocks_of
-from dpsynth.private.cells import Frame, frame_of, release_cells
-from dpsynth.private.lattice import ExactSums, exact_sums
+from dpsynth.private.cells import Frame, frame_of, release_cells, shard_sums
+from dpsynth.private.encoding import UnitCodes, private_stream
+from dpsynth.private.lattice import SHARE_BITS, ExactSums, RunningSums
 from dpsynth.private.noise import NoiseSource
-from dpsynth.private.session import Round, Session
+from dpsynth.private.session import Round, Session, rounds_in
+from dpsynth.private.shares import unit_shares, weights_of
+from dpsynth.private.together import give_sums, require_same_codes, total_sums
 from dpsynth.public.representation import load_representation
 from dpsynth.public.within import load_within
 from dpsynth.released import centres as public_centres
 from dpsynth.released.estimate import estimate
 from dpsynth.vault.checked import require_checked
 
-Codes = NDArray[np.int64]
 
-
-def release_moments(verified: VerifiedPlan) -> dict[str, Any]:
+def release_moments(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Spend the plan's moments stage once: `released/moments.safetensors`, and cells if planned.
 
-    A stage that a crash ended between two rounds goes on with the next one.
+    A stage that a crash ended between two rounds goes on with the next one. Every process of
+    `ranks` calls this; the main one spends and writes, the others give their sums and return {}.
 
     Returns:
         What was released, in declared and released values alone.
@@ -54,50 +57,93 @@ def release_moments(verified: VerifiedPlan) -> dict[str, Any]:
     run, lock, settings = verified.run, verified.lock, verified.plan.stages.moments
     if settings is None:
         raise PlanError("this plan has no moments stage", hint="declare stages.moments and re-plan")
+    if not ranks.is_main:
+        _follow(verified, ranks)
+        return {}
     require_checked(verified)
     representation = load_representation(run, verified.plan)
+    require_same_codes(representation, ranks)
     # The estimate will need it: refused here, before the budget is spent, and not after.
     load_within(run, verified.plan)
     alone = verified.plan.stages.train is None
     with spending(
         run, lock, calibration_hash=calibration_hash(run), noise_source=verified.noise_source
     ) as spender:
-        session = Session(verified, representation, spender)
+        session = Session(verified, representation, spender, ranks)
         left = session.unsettled
         if alone and not left:
             spender.close()  # a run that settled but died before its last line
         session.require_possible()
         total = len(session.rounds)
         with progress("releasing moments", total, completed=total - len(left)) as bar:
-            moments = _class_round(session, verified.plan, settings, representation.radius, bar)
-            cells = dict(_cell_rounds(session, verified.plan, settings, moments, bar))
+            session.bar = bar
+            moments = _class_round(session, verified.plan, settings, representation.radius)
+            cells = dict(_cell_rounds(session, verified.plan, settings, moments))
+        ranks.tell({})
         if alone:
             spender.close()
     return _summary(moments, cells, session)
 
 
-def _class_round(
-    session: Session, plan: Plan, settings: Moments, radius: float, bar: Bar
-) -> ReleasedMoments:
+def _follow(verified: VerifiedPlan, ranks: Ranks) -> None:
+    """Give the shard's sums for every round that the main process tells of, once it is charged."""
+    representation = load_representation(verified.run, verified.plan)
+    require_same_codes(representation, ranks)
+    stream = private_stream(verified, representation, ranks, passes=len(rounds_in(verified.lock)))
+    while told := ranks.tell(None):
+        slots = tuple(verified.lock.slots[number - 1] for number in told["charged"])
+        if isinstance(slots[0].statistic, CellSums | CellMoments):
+            frame = Frame.from_bytes(ranks.tell_bytes(None))
+            exact = shard_sums(stream, frame, slots[0])
+        else:
+            exact = class_sums(stream, slots, len(verified.plan.private.classes))
+        give_sums(exact, ranks)
+
+
+def _class_round(session: Session, plan: Plan, settings: Moments, radius: float) -> ReleasedMoments:
     """The first round: counts, sums and second moments by class, of codes in the ball R."""
 
     def mechanism(
-        slots: tuple[Slot, ...], codes: Codes, labels: Codes, noise: NoiseSource
+        slots: tuple[Slot, ...], data: Iterator[UnitCodes], noise: NoiseSource
     ) -> ReleasedMoments:
-        exact = exact_sums(codes, labels, len(plan.private.classes))
+        exact = total_sums(class_sums(data, slots, len(plan.private.classes)), session.ranks)
         return add_noise(exact, blocks_of(slots, radius), settings.covariance, radius, noise)
 
     made = session.rounds[0]
     known = session.settled(made, load_moments)
     if known is not None:
         return known
-    released = session.spend(made, mechanism, save_moments)
-    bar.advance()
-    return released
+    return session.spend(made, mechanism, save_moments)
+
+
+def class_sums(chunks: Iterable[UnitCodes], slots: tuple[Slot, ...], classes: int) -> ExactSums:
+    """Exact sums of the class round: of records, or of units by their shares. Never released.
+
+    One pass over one chunk or more, each of whole units. Where the release has one second moment
+    for all classes, there is one here: seconds (1, d, d).
+
+    Raises PlanError where the slots' statistic does not hold for units of several images.
+    """
+    last = slots[-1].statistic
+    pooled = not (isinstance(last, ClassMoments) and last.covariance == "class")
+    running: RunningSums | None = None
+    for chunk in chunks:
+        if running is None:
+            bits = 0 if chunk.sizes is None else SHARE_BITS
+            dim = chunk.codes.shape[1]
+            running = RunningSums(classes, dim, pooled=pooled, bits=bits)
+        shares = None
+        if chunk.sizes is not None:
+            weights = weights_of(slots[0].statistic)
+            shares = unit_shares(chunk.codes, chunk.labels, chunk.sizes, weights)
+        running.add(chunk.codes, chunk.labels, shares)
+    if running is None:
+        raise UsageError("a pass over the codes has one chunk or more, got none")
+    return running.total()
 
 
 def _cell_rounds(
-    session: Session, plan: Plan, settings: Moments, moments: ReleasedMoments, bar: Bar
+    session: Session, plan: Plan, settings: Moments, moments: ReleasedMoments
 ) -> Iterator[tuple[Round, ReleasedCells]]:
     """Each cell round in turn. Its frame is made before its charge, of what is released by then."""
     before: ReleasedCells | None = None
@@ -105,16 +151,22 @@ def _cell_rounds(
         cells = session.settled(made, load_cells)
         if cells is None:
             frame = next_frame(plan, settings, moments, before)
-            cells = session.spend(made, partial(_cell_round, frame), save_cells)
-            bar.advance()
+            mechanism = partial(_cell_round, frame, session.ranks)
+            cells = session.spend(made, mechanism, save_cells)
         yield made, cells
         before = cells
 
 
 def _cell_round(
-    frame: Frame, slots: tuple[Slot, ...], codes: Codes, labels: Codes, noise: NoiseSource
+    frame: Frame,
+    ranks: Ranks,
+    slots: tuple[Slot, ...],
+    data: Iterator[UnitCodes],
+    noise: NoiseSource,
 ) -> ReleasedCells:
-    return release_cells(codes, labels, frame, slots[0], noise)
+    if ranks.world > 1:
+        ranks.tell_bytes(frame.to_bytes())  # the same bits for all: their machines may round apart
+    return release_cells(data, frame, slots[0], noise, ranks)
 
 
 def next_frame(
@@ -147,8 +199,9 @@ def add_noise(
     exact: ExactSums, blocks: Blocks, covariance: str, radius: float, noise: NoiseSource
 ) -> ReleasedMoments:
     """The class round's mechanism: discrete Gaussian noise on exact sums, fresh for every entry."""
+    blocks = blocks.finer(exact.bits)
     seconds = exact.seconds if covariance == "class" else exact.seconds.sum(axis=0, keepdims=True)
-    noisy = blocks.release(ExactSums(exact.counts, exact.sums, seconds), noise)
+    noisy = blocks.release(replace(exact, seconds=seconds), noise)
     if noisy.seconds is None:
         raise PlanError("the lock's first round releases no second moment")
     return ReleasedMoments(

@@ -4,13 +4,10 @@ A session goes on where an earlier one ended: what was settled is read back from
 the next round is paid for by its own slot, or by its spare where a crash forfeited that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from dpsynth.accounting.statistics import CellMoments, CellSums
 from dpsynth.artifacts.cells import NAME as CELLS_NAME
@@ -20,17 +17,19 @@ from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.moments import NAME as MOMENTS_NAME
 from dpsynth.artifacts.spending import Spender
+from dpsynth.console import Bar
+from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import ReplayError
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.blocks import blocks_of
-from dpsynth.private.encoding import encode_private
+from dpsynth.private.encoding import CodeStream, UnitCodes, private_stream
+from dpsynth.private.lattice import SHARE_BITS
 from dpsynth.private.noise import NoiseSource
 from dpsynth.public.representation import Representation
 
-Codes = NDArray[np.int64]
 Released = TypeVar("Released")
-# What a round makes of codes (n, d) and labels (n,); its slots pay, its noise source is its own.
-Mechanism = Callable[[tuple[Slot, ...], Codes, Codes, NoiseSource], Released]
+# What a round makes of one pass over the units' codes; its slots pay, its noise is its own.
+Mechanism = Callable[[tuple[Slot, ...], Iterator[UnitCodes], NoiseSource], Released]
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,47 @@ def rounds_in(lock: Lock) -> tuple[Round, ...]:
     )
 
 
+class _Hundredths:
+    """One unit of a bar, moved by whole hundredths of what is told."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._told, self._shown = bar, 0.0, 0
+
+    def moved(self, share: float) -> None:
+        """Take a share of the whole; the bar moves where a hundredth is full."""
+        self._told += share
+        self._to(min(99, int(100 * self._told)))
+
+    def finish(self) -> None:
+        """Move to the end."""
+        self._to(100)
+
+    def _to(self, place: int) -> None:
+        if place > self._shown:
+            self._bar.advance((place - self._shown) / 100)
+            self._shown = place
+
+
 class Session:
-    """Rounds of one run under its spending lock. The records are read once, after a charge."""
+    """Rounds of one run under its spending lock. The records are read after a charge.
+
+    Once in all where their codes are kept (`encoding.is_kept`), else once a round.
+    """
 
     def __init__(
-        self, verified: VerifiedPlan, representation: Representation, spender: Spender
+        self,
+        verified: VerifiedPlan,
+        representation: Representation,
+        spender: Spender,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`ranks`: the processes that hold the records; a session is the main one's."""
         self._verified, self._representation, self._spender = verified, representation, spender
+        self.ranks = ranks
         self.rounds = rounds_in(verified.lock)
         self.charged: list[str] = []
-        self._records: tuple[Codes, Codes] | None = None
+        self._stream: CodeStream | None = None
+        self.bar = Bar(None, None, None)
 
     @property
     def unsettled(self) -> tuple[Round, ...]:
@@ -86,7 +116,9 @@ class Session:
             PlanError: noise out of range, or a statistic that this version does not know.
         """
         for made in self.unsettled or self.rounds:
-            blocks_of(self._slots(made), self._representation.radius)
+            scales = blocks_of(self._slots(made), self._representation.radius)
+            if self._verified.plan.budget.column is not None:
+                scales.finer(SHARE_BITS)
 
     def settled(self, made: Round, load: Callable[[Path], Released]) -> Released | None:
         """What a round released, read back; None while it is not settled.
@@ -107,25 +139,33 @@ class Session:
     def spend(
         self, made: Round, mechanism: Mechanism[Released], save: Callable[[Path, Released], None]
     ) -> Released:
-        """Charge a round on disk, make it, write its file, settle it."""
+        """Charge a round on disk, make it, write its file, settle it.
+
+        `bar` moves by whole hundredths of the source: of finer steps a number of records follows.
+        """
         slots = self._slots(made)
         stream = "+".join(str(slot.id) for slot in slots)
         noise = NoiseSource.for_run(self._verified.lock, stream)
         for slot in slots:
             self._spender.charge(slot)
             self.charged.append(slot.name)
-        released = mechanism(slots, *self._read(), noise)
+        self.ranks.tell({"charged": [slot.id for slot in slots]})  # only now: it is on disk
+        steps = _Hundredths(self.bar)
+        released = mechanism(slots, self._read().chunks(steps.moved), noise)
+        steps.finish()
         reach("mechanism:done")
         save(self._path(made), released)
         for slot in slots:
             self._spender.settle(slot, self._path(made))
         return released
 
-    def _read(self) -> tuple[Codes, Codes]:
-        """Codes and labels; the first call, which comes after a charge, reads the records."""
-        if self._records is None:
-            self._records = encode_private(self._verified, self._representation)
-        return self._records
+    def _read(self) -> CodeStream:
+        """The units' codes. Reading starts with the first pass, which comes after a charge."""
+        if self._stream is None:
+            self._stream = private_stream(
+                self._verified, self._representation, self.ranks, passes=len(self.unsettled)
+            )
+        return self._stream
 
     def _slots(self, made: Round) -> tuple[Slot, ...]:
         """Own slot of each release, or a free spare. BudgetError: settled, or none is left."""

@@ -20,6 +20,7 @@ GRID = tuple(round(0.05 * step, 2) for step in range(1, 20))
 PROBES = 256
 POINTS = 2_000
 LEAST = 50
+_NUMBERS = 2**23
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,13 @@ class TauCurve:
 
 def clip_radius(codes: Tensor, quantile: float) -> float:
     """The clip radius R: this quantile of the norms of public codes (n, d)."""
-    norms = codes.double().norm(dim=1).numpy()
-    return float(np.quantile(norms, quantile))
+    norms = [part.double().norm(dim=1) for part in torch.split(codes, _rows(codes))]
+    return float(np.quantile(torch.cat(norms).numpy(), quantile))
+
+
+def _rows(codes: Tensor) -> int:
+    """Rows to take at once: 2^23 numbers, at least one row."""
+    return max(1, _NUMBERS // max(1, codes.shape[1]))
 
 
 def class_gaussians(

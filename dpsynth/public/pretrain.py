@@ -6,8 +6,9 @@ cells `within.safetensors` (how public codes spread inside their classes), and l
 skipped when its file says that it was made by the same recipe: settings, seed, public content.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +28,7 @@ from dpsynth.artifacts.files import (
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.sheet import contact_sheet
 from dpsynth.artifacts.tensors import load_tensors
-from dpsynth.console import note, progress
+from dpsynth.console import Bar, note, progress
 from dpsynth.errors import BudgetError, DpsynthError
 from dpsynth.models.autoencoder import as_bytes, pixels
 from dpsynth.models.field import AnalyticField
@@ -38,7 +39,8 @@ from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public import calibrate
 from dpsynth.public.augment import seen
 from dpsynth.public.fit import autoencoder_steps, fit_autoencoder
-from dpsynth.public.geometry import fit_pca
+from dpsynth.public.geometry import PixelCodec, fit_pca
+from dpsynth.public.perceptual import feature_loss
 from dpsynth.public.prior import fit_prior
 from dpsynth.public.representation import (
     CALIBRATION,
@@ -52,6 +54,7 @@ from dpsynth.public.representation import (
 )
 from dpsynth.public.sharpening import source_gains
 from dpsynth.public.sources import PublicImages, read_public
+from dpsynth.public.spool import in_parts, spooled
 from dpsynth.public.within import WITHIN, save_within, uses_within, within_covariance
 
 PRIOR, TAU_PLOT, SHEET = "prior.safetensors", "tau.png", "reconstructions.png"
@@ -104,14 +107,27 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
     representation = _representation_stage(job)
     geometry_hash = sha256_file(job.run.public / GEOMETRY)
     augmented = _augmented(job)
-    codes = representation.encode(job.public.images)
-    wide = torch.cat([codes, representation.encode(augmented)])
+    wide = _codes(representation, job.public.images, augmented)
+    codes = wide[: len(job.public.images)]
     labels = torch.from_numpy(job.public.labels)
     _prior_stage(job, wide, labels.repeat(2), geometry_hash)
     _within_stage(job, codes, labels, geometry_hash)
     facts = _calibration_stage(job, representation, codes, wide, labels)
     _sheet(job, representation, augmented)
     return facts
+
+
+def _codes(representation: Representation, *images: NDArray[np.uint8]) -> Tensor:
+    """Codes (n, d) float32 of these arrays of images, one after another; on disk if they are many.
+
+    Encoded in parts of `_PART` and not as they lie on disk: so a code's bits do not hang on that.
+    """
+    parts = (
+        representation.encode(array[start : start + _PART]).numpy()
+        for array in images
+        for start in range(0, len(array), _PART)
+    )
+    return torch.from_numpy(spooled(parts, (representation.dim,), np.float32))
 
 
 def _representation_stage(job: _Job) -> Representation:
@@ -128,13 +144,14 @@ def _representation_stage(job: _Job) -> Representation:
 
 def _fit_codec(job: _Job) -> Codec:
     settings, images = job.plan.representation, job.public.images
+    if settings.kind == "pixels":
+        shape = job.plan.private.image
+        return PixelCodec((shape.height, shape.width, shape.channels))
     if settings.kind == "pca":
-        with progress("representation: PCA of public images", 1) as bar:
-            everything = np.concatenate([images, _augmented(job)])
-            codec = fit_pca(everything, settings.code)
-            bar.advance()
-        return codec
+        with progress("representation: PCA of public images", 2 * len(images)) as bar:
+            return fit_pca(_watched(chain(in_parts(images), _altered(job)), bar), settings.code)
     total = autoencoder_steps(settings.autoencoder, len(images))
+    perceived = feature_loss(job.public, settings.autoencoder, job.plan.public_seed + 5)
     with progress("representation: autoencoder on public images", total) as bar:
         model = fit_autoencoder(
             images,
@@ -142,6 +159,7 @@ def _fit_codec(job: _Job) -> Codec:
             job.plan.private.image,
             seed=job.plan.public_seed,
             drawn=job.public.drawn,
+            perceived=perceived,
             advance=bar.advance,
         )
     return AutoencoderCodec(model)
@@ -249,16 +267,29 @@ def _tau(
     return curve, calibrate.knee(np.array(curve.t), np.array(curve.weighted))
 
 
+def _watched(parts: Iterable[NDArray[np.uint8]], bar: Bar) -> Iterator[NDArray[np.uint8]]:
+    """The parts; `bar` moves by their rows once they were taken."""
+    for part in parts:
+        yield part
+        bar.advance(len(part))
+
+
 def _augmented(job: _Job) -> NDArray[np.uint8]:
-    """One altered copy of every public image, as the autoencoder's training sees it."""
+    """One altered copy of every public image; on disk if they are many."""
+    return spooled(_altered(job), job.public.images.shape[1:], np.uint8)
+
+
+def _altered(job: _Job) -> Iterator[NDArray[np.uint8]]:
+    """One altered copy of every public image, as the autoencoder's training sees it, by parts.
+
+    The same each time it is called.
+    """
     source = generator(job.plan.public_seed + 3)
     settings = job.plan.representation.autoencoder
     images, drawn = torch.from_numpy(job.public.images), torch.from_numpy(job.public.drawn)
-    parts = []
     for start in range(0, len(images), _PART):
         part = slice(start, start + _PART)
-        parts.append(as_bytes(seen(pixels(images[part]), settings, source, drawn[part])))
-    return np.concatenate(parts)
+        yield as_bytes(seen(pixels(images[part]), settings, source, drawn[part]))
 
 
 def _sheet(job: _Job, representation: Representation, augmented: NDArray[np.uint8]) -> None:

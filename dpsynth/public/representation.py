@@ -4,10 +4,9 @@ A code is (c - m) / s, where c is the raw code of an image, m the public mean an
 root mean square over all coordinates, so that flows start near unit variance.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +20,8 @@ from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.autoencoder import ConvAutoencoder, as_bytes, build_autoencoder, pixels
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import ImageShape, Plan
-from dpsynth.public.geometry import PcaCodec
+from dpsynth.public.geometry import PcaCodec, PixelCodec
+from dpsynth.public.spool import in_parts
 
 FORMAT = "dpsynth-geometry-1"
 GEOMETRY, CALIBRATION = "geometry.safetensors", "calibration.json"
@@ -30,9 +30,15 @@ Rows = TypeVar("Rows", NDArray[np.uint8], Tensor)
 
 
 class Codec(Protocol):
-    """Raw codes of images and back; `Representation` centres and scales them."""
+    """Raw codes of images and back; `Representation` centres and scales them.
 
-    def encode_one(self, image: NDArray[np.uint8]) -> NDArray[np.float64]: ...  # noqa: D102
+    `elementwise`: whether it computes by NumPy's elementwise operations alone, on one thread, so
+    that several threads may encode at once.
+    """
+
+    elementwise: ClassVar[bool]
+
+    def encode_rows(self, images: NDArray[np.uint8]) -> NDArray[np.float64]: ...  # noqa: D102
     def encode_many(self, images: NDArray[np.uint8]) -> Tensor: ...  # noqa: D102
     def decode(self, codes: Tensor) -> Tensor: ...  # noqa: D102
     def arrays(self) -> dict[str, NDArray[np.generic]]: ...  # noqa: D102
@@ -43,17 +49,21 @@ class AutoencoderCodec:
     """The convolutional autoencoder in eval mode."""
 
     model: ConvAutoencoder
+    elementwise: ClassVar[bool] = False
 
-    def encode_one(self, image: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Code (d,) of one image (H, W, C): a forward pass of this record and no other.
+    def encode_rows(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Codes (n, d) of images (n, H, W, C): a forward pass for each record and no other.
 
-        The input is copied into memory that torch aligned, for kernels may choose the order of
-        their sums by alignment.
+        One thread and a batch of one always: how a sum is split never depends on other records
+        or on machine settings. The input is copied into memory that torch aligned, for kernels
+        may choose the order of their sums by alignment.
         """
-        with torch.inference_mode():
-            batch = pixels(torch.from_numpy(np.ascontiguousarray(image))[None])
-            code: NDArray[np.float64] = self.model.encode(batch)[0].double().numpy()
-        return code
+        codes = np.empty((len(images), self.model.code))
+        with one_thread(), torch.inference_mode():
+            for code, image in zip(codes, images, strict=True):
+                batch = pixels(torch.from_numpy(np.array(image, order="C"))[None])
+                code[...] = self.model.encode(batch)[0].double().numpy()
+        return codes
 
     def encode_many(self, images: NDArray[np.uint8]) -> Tensor:
         """Codes (n, d) of public images (n, H, W, C), in batches."""
@@ -88,28 +98,25 @@ class Representation:
         """Numbers in a code, d."""
         return len(self.mean)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether several threads may encode at once, see `Codec`."""
+        return self.codec.elementwise
+
     def encode_exact(self, image: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Code (d,) of one record (H, W, C), the same bits whatever was encoded before or beside.
 
-        One thread and a batch of one always: how a sum is split never depends on other records
-        or on machine settings. Not clipped.
+        Not clipped.
         """
-        self._check(image.shape)
-        with one_thread():
-            return self._whiten(image)
+        code: NDArray[np.float64] = self.encode_exact_many(image[None])[0]
+        return code
 
-    def encode_exact_many(
-        self,
-        images: NDArray[np.uint8],
-        advance: Callable[[], None] = lambda: None,
-    ) -> NDArray[np.float64]:
-        """Codes (n, d) of records (n, H, W, C), one by one as by `encode_exact`."""
+    def encode_exact_many(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Codes (n, d) of records (n, H, W, C), each the same bits as by `encode_exact`."""
         self._check(images.shape[1:])
-        codes = np.empty((len(images), self.dim))
-        with one_thread():
-            for index, image in enumerate(images):
-                codes[index] = self._whiten(image)
-                advance()
+        codes = self.codec.encode_rows(images)
+        codes -= self.mean
+        codes /= self.scale
         return codes
 
     def encode(self, images: NDArray[np.uint8]) -> Tensor:
@@ -129,20 +136,30 @@ class Representation:
         raw = codes.detach().cpu().double() * self.scale + torch.from_numpy(self.mean)
         return self.codec.decode(raw).clamp(0.0, 1.0).permute(0, 3, 1, 2)
 
-    def _whiten(self, image: NDArray[np.uint8]) -> NDArray[np.float64]:
-        return (self.codec.encode_one(image) - self.mean) / self.scale
-
     def _check(self, shape: tuple[int, ...]) -> None:
         if shape != self.shape:
             raise UsageError(f"an image of shape {shape} was given, expected {self.shape}")
 
 
 def standardised(codec: Codec, images: NDArray[np.uint8], radius: float = 1.0) -> Representation:
-    """The representation whose centre and scale are those of public `images` (n, H, W, C)."""
-    raw = codec.encode_many(images).double()
-    mean = raw.mean(0)
-    scale = float((raw - mean).square().mean().sqrt())
-    return Representation(codec, images.shape[1:], mean.numpy(), scale, radius)
+    """The representation whose centre and scale are those of public `images` (n, H, W, C).
+
+    One pass. Sums are taken about the first part's mean, so that no difference of large numbers
+    loses digits.
+    """
+    shift: Tensor | None = None
+    first, second, size = torch.zeros(()), torch.zeros(()), 0
+    for part in in_parts(images):
+        raw = codec.encode_many(part).double()
+        shift = raw.mean(0) if shift is None else shift
+        first, second = first + (raw - shift).sum(0), second + (raw - shift).square().sum()
+        size += len(part)
+    if shift is None:
+        raise UsageError("there are no public images to centre the code space by")
+    moved = first / size
+    mean_square = second / (size * len(moved)) - moved.square().mean()
+    scale = float(mean_square.clamp_min(0.0).sqrt())
+    return Representation(codec, images.shape[1:], (shift + moved).numpy(), scale, radius)
 
 
 def save_geometry(path: Path, representation: Representation, metadata: dict[str, str]) -> None:
@@ -205,6 +222,8 @@ def load_representation(run: RunDir, plan: Plan) -> Representation:
 
 
 def _codec(arrays: dict[str, NDArray[np.generic]], plan: Plan, image: ImageShape) -> Codec:
+    if plan.representation.kind == "pixels":
+        return PixelCodec((image.height, image.width, image.channels))
     if plan.representation.kind == "pca":
         basis = np.asarray(arrays["basis"], dtype=np.float64)
         centre = np.asarray(arrays["centre"], dtype=np.float64)

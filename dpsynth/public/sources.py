@@ -1,7 +1,9 @@
 """Public images, brought to the plan's image shape. Private paths never come here."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ from numpy.typing import NDArray
 from dpsynth.errors import DataError, MissingError
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.planning.source_kinds import Source
-from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
+from dpsynth.public.spool import in_parts, spooled
+from dpsynth.readers import BadRecord, Item, Record, UnreadableSourceError, open_source
 
 DRAWN = ("letters", "glyphs")
 """Kinds of sources whose images are drawn by dpsynth: white strokes on black."""
+_PART = 1_000
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,31 @@ def read_public(plan: Plan) -> PublicImages:
         DataError: a source or a record of it cannot be read.
         MissingError: a file or an optional install is absent.
     """
-    parts, labels, facts, offset = [], [], [], 0
-    for source in plan.public:
-        images, own = _read_one(source, plan.private.image)
+    image = plan.private.image
+    given: list[list[NDArray[np.int64]]] = [[] for _ in plan.public]  # as each source has them
+
+    def parts() -> Iterator[NDArray[np.uint8]]:
+        for source, own in zip(plan.public, given, strict=True):
+            for images, labels in _read_one(source, image):
+                own.append(labels)
+                yield images
+
+    images = spooled(parts(), (image.height, image.width, image.channels), np.uint8)
+    labels, facts, offset, start = [], list[SourceFacts](), 0, 0
+    for source, read in zip(plan.public, given, strict=True):
+        own = np.concatenate(read)
         values, indices = np.unique(own, return_inverse=True)
-        parts.append(images)
         labels.append(indices.astype(np.int64) + offset)
-        facts.append(SourceFacts(source.kind, len(images), len(values), _sha256(images, own)))
-        offset += len(values)
-    return PublicImages(np.concatenate(parts), np.concatenate(labels), offset, tuple(facts))
+        digest = _sha256(images[start : start + len(own)], own)
+        facts.append(SourceFacts(source.kind, len(own), len(values), digest))
+        offset, start = offset + len(values), start + len(own)
+    return PublicImages(images, np.concatenate(labels), offset, tuple(facts))
 
 
-def _read_one(source: Source, shape: ImageShape) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _read_one(
+    source: Source, shape: ImageShape
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    """Images of one source, fitted, and labels as it has them, by parts; there is one or more."""
     # Letters have no size of their own: they are drawn at the plan's.
     drawn = source.kind in DRAWN
     reader = open_source(source, None, shape if drawn else None)
@@ -84,17 +101,26 @@ def _read_one(source: Source, shape: ImageShape) -> tuple[NDArray[np.uint8], NDA
             f"the public {source.kind} source is not there: {missing[0]}",
             hint="correct its path under `public:` in the plan",
         )
-    images, labels = [], []
+    items, read = iter(reader), 0
     try:
-        for item in reader:
-            if isinstance(item, BadRecord):
-                raise DataError(f"public {source.kind} source: {item.name}: {item.reason}")
-            images.append(_fit(item, shape))
-            labels.append(item.label)
+        while part := list(islice(items, _PART)):
+            yield _fitted(source.kind, part, shape)
+            read += len(part)
     except UnreadableSourceError as error:
         raise DataError(f"{error.message}: {error.detail}") from error
-    if not images:
+    if not read:
         raise DataError(f"the public {source.kind} source holds no image")
+
+
+def _fitted(
+    kind: str, items: list[Item], shape: ImageShape
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    images, labels = [], []
+    for item in items:
+        if isinstance(item, BadRecord):
+            raise DataError(f"public {kind} source: {item.name}: {item.reason}")
+        images.append(_fit(item, shape))
+        labels.append(item.label)
     return np.stack(images), np.array(labels, dtype=np.int64)
 
 
@@ -109,13 +135,14 @@ def _fit(record: Record, shape: ImageShape) -> NDArray[np.uint8]:
     picture = picture.convert("L" if shape.channels == 1 else "RGB")
     if picture.size != (shape.width, shape.height):
         picture = picture.resize((shape.width, shape.height), Image.Resampling.LANCZOS)
-    array = np.asarray(picture, dtype=np.uint8)
-    return array.reshape(shape.height, shape.width, shape.channels)
+    pixels = np.asarray(picture, dtype=np.uint8)
+    return pixels.reshape(shape.height, shape.width, shape.channels)
 
 
 def _sha256(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> str:
     """Hash of what is used: shape, pixels and labels of one source as read."""
     digest = hashlib.sha256(repr(images.shape).encode())
-    digest.update(np.ascontiguousarray(images).tobytes())
+    for part in in_parts(images):
+        digest.update(np.ascontiguousarray(part).tobytes())
     digest.update(labels.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -15,6 +15,8 @@ from dpsynth.planning.schema import Plan
 
 WITHIN = "within.safetensors"
 FORMAT = "dpsynth-within-1"
+# Numbers of codes taken at once: bounds memory.
+_NUMBERS = 2**23
 
 
 def uses_within(plan: Plan) -> bool:
@@ -28,12 +30,17 @@ def within_covariance(codes: Tensor, labels: Tensor) -> NDArray[np.float64]:
     S = sum over classes of the scatter about the class's own mean, over n - Y (n above Y; else
     over 1). Labels count from 0; each public source has classes of its own.
     """
-    z = codes.double()
+    step, dim = max(1, _NUMBERS // codes.shape[1]), codes.shape[1]
     counts = torch.bincount(labels).double()
-    sums = torch.zeros(len(counts), z.shape[1], dtype=torch.float64).index_add_(0, labels, z)
-    residuals = z - (sums / counts.clamp_min(1.0)[:, None])[labels]
-    divisor = max(1, len(z) - int((counts > 0).sum()))
-    covariance = (residuals.T @ residuals).numpy() / divisor
+    sums = torch.zeros(len(counts), dim, dtype=torch.float64)
+    for part, own in zip(torch.split(codes, step), torch.split(labels, step), strict=True):
+        sums.index_add_(0, own, part.double())
+    means, scatter = sums / counts.clamp_min(1.0)[:, None], torch.zeros(dim, dim).double()
+    for part, own in zip(torch.split(codes, step), torch.split(labels, step), strict=True):
+        residuals = part.double() - means[own]
+        scatter += residuals.T @ residuals
+    divisor = max(1, len(codes) - int((counts > 0).sum()))
+    covariance = scatter.numpy() / divisor
     symmetric: NDArray[np.float64] = (covariance + covariance.T) / 2.0
     return symmetric
 

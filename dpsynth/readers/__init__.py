@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dpsynth.errors import PlanError
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import (
     DigitsSource,
@@ -12,9 +13,33 @@ from dpsynth.planning.source_kinds import (
     NpzSource,
     Source,
 )
-from dpsynth.readers.records import BadRecord, Item, Record, RecordSource, UnreadableSourceError
+from dpsynth.readers.records import (
+    BadRecord,
+    Block,
+    Item,
+    Record,
+    RecordSource,
+    UnitSource,
+    UnreadableSourceError,
+    block_rows,
+    blocks_of,
+    gathered,
+)
 
-__all__ = ["BadRecord", "Item", "Record", "RecordSource", "UnreadableSourceError", "open_source"]
+__all__ = [
+    "BadRecord",
+    "Block",
+    "Item",
+    "Record",
+    "RecordSource",
+    "UnitSource",
+    "UnreadableSourceError",
+    "block_rows",
+    "blocks_of",
+    "gathered",
+    "open_source",
+    "open_units",
+]
 
 
 def open_source(
@@ -58,3 +83,30 @@ def open_source(
             from dpsynth.readers.builtin import GlyphsReader
 
             return GlyphsReader(source, names, image)
+
+
+def open_units(
+    source: Source, classes: Sequence[str], image: ImageShape, column: str
+) -> UnitSource:
+    """Open a declared source whose `column` names each record's privacy unit.
+
+    Arguments as for `open_source`. A record without a value there is a BadRecord.
+
+    Raises:
+        PlanError: a source of this kind has no columns (a plan that says so is refused before).
+        UnreadableSourceError: on iteration, also where the source has no such column.
+    """
+    match source:
+        case NpzSource():
+            from dpsynth.readers.npz import NpzReader
+
+            return NpzReader(source, tuple(classes), image, column)
+        case FolderSource():
+            from dpsynth.readers.folder import FolderReader
+
+            return FolderReader(source, tuple(classes), image, column)
+        case _:
+            raise PlanError(
+                f"a source of kind {source.kind} has no column {column}",
+                hint="declare a source of kind folder or npz, or budget.unit: record",
+            )

@@ -1,19 +1,68 @@
 """Image folders and zips of them: rows of a metadata file, or one folder a class."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
+from dpsynth.errors import UsageError
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import FolderSource
 from dpsynth.readers.metadata import NAMES, Row, parse_metadata
-from dpsynth.readers.picture import SUFFIXES, BadPictureError, decode, most_bytes
-from dpsynth.readers.records import BadRecord, Item, Record, UnreadableSourceError
+from dpsynth.readers.parallel import in_order
+from dpsynth.readers.picture import SUFFIXES, BadPictureError, decode, most_bytes, silence
+from dpsynth.readers.records import (
+    BadRecord,
+    Block,
+    Item,
+    Record,
+    UnreadableSourceError,
+    block_rows,
+    gathered,
+)
 from dpsynth.readers.tree import READ_ERRORS, Listing, TooLargeError, Tree, open_tree
 
 MOST_METADATA = 1 << 28
 # A metadata file lies at the root, or in the one folder that an archiver wrapped around it.
 DEEPEST_METADATA = 2
+_PART_BYTES = 1 << 21
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows of a metadata file beside the files of its tree.
+
+    `counts`: a unit's rows that name a file; `named`: the files that any row names.
+    """
+
+    rows: list[Row]
+    counts: Counter[tuple[str, str]]
+    named: set[str]
+    listing: Listing
+    present: set[str]
+
+    def fault(self, row: Row) -> str:
+        """Why a row is no record before its picture is looked at; empty for none."""
+        if row.fault:
+            return row.fault
+        if row.path in self.listing.refused:
+            return self.listing.refused[row.path]
+        if row.path not in self.present:
+            return "the file is missing"
+        # All of them, not all but the first: which row is "first" would depend on the others.
+        # Inside one unit: rows of another unit must not decide on this one's images.
+        return "more than one row for this file" if self.counts[row.path, row.unit] > 1 else ""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A picture to decode, and what its place or its row says of it."""
+
+    name: str
+    label: int
+    unit: str
 
 
 class FolderReader:
@@ -23,13 +72,17 @@ class FolderReader:
     class name) its rows are the records, and a picture without a row is bad. Without one, the
     folder that holds a picture is its class. Hidden files and files that are no pictures are
     passed over. No record's fate depends on another's, but that of rows or entries which name
-    the same file: all of them are bad.
+    the same file: all of them are bad. `column`, of the metadata file, names privacy units.
     """
 
     def __init__(
-        self, source: FolderSource, classes: tuple[str, ...] | None, image: ImageShape | None
+        self,
+        source: FolderSource,
+        classes: tuple[str, ...] | None,
+        image: ImageShape | None,
+        column: str | None = None,
     ) -> None:
-        self._path, self._image = source.path, image
+        self._path, self._image, self._column = source.path, image, column
         self._closed = classes is not None
         self._index = {name: number for number, name in enumerate(classes or ())}
 
@@ -52,69 +105,131 @@ class FolderReader:
         """Yield each picture, or why it does not fit.
 
         Raises:
-            UnreadableSourceError: absent, no folder or zip, or its metadata is damaged.
+            UnreadableSourceError: absent, no folder or zip, or its metadata is damaged; no
+                metadata at all where a column names the units.
         """
-        with open_tree(self._path) as tree:
-            metadata = _metadata_name(tree.listing)
-            if metadata is None:
-                yield from self._by_folder(tree)
-            else:
-                yield from self._by_rows(tree, metadata)
+        for part, _ in self._parts():
+            yield from part
 
-    def _by_folder(self, tree: Tree) -> Iterator[Item]:
+    def blocks(self) -> Iterator[Block]:
+        """See `BlockSource`; where a shape is declared. Raises as iteration does."""
+        if self._image is None:
+            raise UsageError("a folder is read by blocks where its images' shape is declared")
+        shape = (self._image.height, self._image.width, self._image.channels)
+        items, most = list[Item](), block_rows(shape)
+        for part, done in self._parts():
+            items += part
+            if len(items) >= most:
+                yield gathered(items, shape, done)
+                items.clear()
+        yield gathered(items, shape, 1.0)
+
+    def _parts(self) -> Iterator[tuple[list[Item], float]]:
+        """All items, some at a time, decoded by several threads; and the share read by then."""
+        silence()
+        with open_tree(self._path) as tree:
+            table = self._table(tree)
+            found = self._by_folder(tree) if table is None else self._by_rows(table)
+            # Files that are no pictures count too, so that the end may come before the whole.
+            names = len(tree.listing.files) + len(tree.listing.refused)
+            total, count = max(1, names, len(table.rows) if table else 0), 0
+            for part in in_order(partial(self._decoded, tree), found, self._at_once):
+                count += len(part)
+                yield part, min(1.0, count / total)
+
+    @property
+    def _at_once(self) -> int:
+        """Pictures that one thread takes at a time: about two megabytes, else 16."""
+        if self._image is None:
+            return 16
+        size = self._image.height * self._image.width * self._image.channels
+        return max(1, min(128, _PART_BYTES // size))
+
+    def unit_names(self) -> Iterator[str]:
+        """See `UnitSource`. A place is a row of the metadata file."""
+        with open_tree(self._path) as tree:
+            table = self._table(tree)
+            if table is not None:
+                yield from ("" if table.fault(row) else row.unit for row in table.rows)
+
+    def select(self, places: Sequence[int]) -> Iterator[tuple[int, Item]]:
+        """See `UnitSource`: one picture is read for each place."""
+        silence()
+        with open_tree(self._path) as tree:
+            table = self._table(tree)
+            if table is not None:
+                # A file that shrank since its names were read has fewer rows: the rest is gone.
+                within = [place for place in places if place < len(table.rows)]
+                entries = (self._of_row(table, place) for place in within)
+                parts = in_order(partial(self._decoded, tree), entries, self._at_once)
+                yield from zip(within, chain.from_iterable(parts), strict=True)
+
+    def _by_folder(self, tree: Tree) -> Iterator[_Entry | BadRecord]:
         for name in filter(_is_picture, tree.listing.files):
-            label = PurePosixPath(name.replace("\\", "/")).parent.name
-            yield self._record(tree, name, label, "not in a class folder")
+            label = _last_name(name.replace("\\", "/").rpartition("/")[0])
+            yield self._entry(name, label, "not in a class folder")
         yield from (BadRecord(name, reason) for name, reason in tree.listing.refused.items())
 
-    def _by_rows(self, tree: Tree, metadata: str) -> Iterator[Item]:
+    def _table(self, tree: Tree) -> _Table | None:
+        """The metadata, or None where the folders are the classes."""
+        name = _metadata_name(tree.listing)
+        if name is None:
+            if self._column is not None:
+                raise UnreadableSourceError(
+                    "folder",
+                    f"no {' or '.join(NAMES)}, whose column {self._column} names the units",
+                )
+            return None
         try:
-            content = tree.read(metadata, MOST_METADATA)
+            content = tree.read(name, MOST_METADATA)
         except (TooLargeError, *READ_ERRORS) as error:
-            raise UnreadableSourceError("folder", f"{metadata}: {error}") from error
-        rows = list(parse_metadata(metadata, content))
-        listing, counts = tree.listing, Counter(row.path for row in rows if row.path)
-        present = set(listing.files)
-        for row in rows:
-            reason = _row_fault(row, counts, listing, present)
-            if reason:
-                yield BadRecord(row.path or row.name, reason)
-            else:
-                yield self._record(tree, row.path, row.label, "no label in its row")
-        for name in listing.files:
-            if _is_picture(name) and name not in counts:
+            raise UnreadableSourceError("folder", f"{name}: {error}") from error
+        rows = list(parse_metadata(name, content, self._column))
+        told = (row for row in rows if row.path and (self._column is None or row.unit))
+        counts = Counter((row.path, row.unit) for row in told)
+        named = {row.path for row in rows if row.path}
+        return _Table(rows, counts, named, tree.listing, set(tree.listing.files))
+
+    def _by_rows(self, table: _Table) -> Iterator[_Entry | BadRecord]:
+        for place in range(len(table.rows)):
+            yield self._of_row(table, place)
+        for name in table.listing.files:
+            if _is_picture(name) and name not in table.named:
                 yield BadRecord(name, "a picture without a row in the metadata file")
-        for name, reason in listing.refused.items():
-            if name not in counts:
+        for name, reason in table.listing.refused.items():
+            if name not in table.named:
                 yield BadRecord(name, reason)
 
-    def _record(self, tree: Tree, name: str, label: str, unlabelled: str) -> Item:
+    def _of_row(self, table: _Table, place: int) -> _Entry | BadRecord:
+        row = table.rows[place]
+        reason = table.fault(row)
+        if reason:
+            return BadRecord(row.path or row.name, reason)
+        return self._entry(row.path, row.label, "no label in its row", row.unit)
+
+    def _entry(self, name: str, label: str, unlabelled: str, unit: str = "") -> _Entry | BadRecord:
+        """What the listing says of a picture. In the source's order: open classes are numbered."""
         if not label and self._closed:
             return BadRecord(name, unlabelled)
         if label not in self._index:
             if self._closed:
                 return BadRecord(name, f"label {label!r} is undeclared")
             self._index[label] = len(self._index)
+        return _Entry(name, self._index[label], unit)
+
+    def _decoded(self, tree: Tree, entry: _Entry | BadRecord) -> Item:
+        """Read and decode one picture, in any thread."""
+        if isinstance(entry, BadRecord):
+            return entry
         try:
-            content = tree.read(name, most_bytes(self._image))
-            return Record(decode(content, self._image), self._index[label])
+            content = tree.read(entry.name, most_bytes(self._image))
+            return Record(decode(content, self._image), entry.label, entry.unit)
         except BadPictureError as error:
-            return BadRecord(name, str(error))
+            return BadRecord(entry.name, str(error))
         except TooLargeError:
-            return BadRecord(name, "a file far larger than its declared pixels")
+            return BadRecord(entry.name, "a file far larger than its declared pixels")
         except READ_ERRORS as error:
-            return BadRecord(name, f"damaged file ({type(error).__name__})")
-
-
-def _row_fault(row: Row, counts: Counter[str], listing: Listing, present: set[str]) -> str:
-    if row.fault:
-        return row.fault
-    if row.path in listing.refused:
-        return listing.refused[row.path]
-    if row.path not in present:
-        return "the file is missing"
-    # All of them, not all but the first: which row is "first" would depend on the others.
-    return "more than one row for this file" if counts[row.path] > 1 else ""
+            return BadRecord(entry.name, f"damaged file ({type(error).__name__})")
 
 
 def _metadata_name(listing: Listing) -> str | None:
@@ -125,9 +240,17 @@ def _metadata_name(listing: Listing) -> str | None:
 
 
 def _is_metadata(name: str) -> bool:
+    if not name.endswith(NAMES):
+        return False
     path = PurePosixPath(name)
     return path.name in NAMES and len(path.parts) <= DEEPEST_METADATA
 
 
 def _is_picture(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in SUFFIXES
+    """By its ending, of a file that is not hidden."""
+    return f".{name.rpartition('.')[2].lower()}" in SUFFIXES
+
+
+@lru_cache(maxsize=64)
+def _last_name(folder: str) -> str:
+    return PurePosixPath(folder).name

@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import IdxSource
 from dpsynth.readers.records import (
     BadRecord,
+    Block,
+    Image,
     Item,
     Record,
     UnreadableSourceError,
+    block_rows,
     check_label,
     check_shape,
+    labelled,
 )
 
-BLOCK = 1024
 DAMAGE = (OSError, EOFError, zlib.error)
+_Part = tuple[int, Image, NDArray[np.uint8], float]
 
 
 class IdxReader:
@@ -52,6 +57,25 @@ class IdxReader:
             UnreadableSourceError: absent, truncated or foreign file; counts that differ; images
                 of another shape than declared.
         """
+        for start, rows, labels, _ in self._parts():
+            for offset, label in enumerate(labels.tolist()):
+                reason = check_label(label, self._declared)
+                yield (
+                    BadRecord(f"image {start + offset}", reason)
+                    if reason
+                    else Record(rows[offset], label)
+                )
+
+    def blocks(self) -> Iterator[Block]:
+        """See `BlockSource`. Raises as iteration does."""
+        for start, rows, labels, done in self._parts():
+            yield labelled(rows, labels, self._declared, first=start, done=done)
+
+    def _parts(self) -> Iterator[_Part]:
+        """First row, images, labels and the share read, by blocks.
+
+        Read and not mapped into memory: as fast, and a disk that fails is an error, no signal.
+        """
         try:
             with ExitStack() as stack:
                 images = stack.enter_context(_open(self._source.images))
@@ -60,7 +84,7 @@ class IdxReader:
         except DAMAGE as error:
             raise UnreadableSourceError("idx", f"{type(error).__name__}: {error}") from error
 
-    def _read(self, images: BinaryIO, labels: BinaryIO) -> Iterator[Item]:
+    def _read(self, images: BinaryIO, labels: BinaryIO) -> Iterator[_Part]:
         count, *shape = _header(images, (3, 4), "images")
         (label_count,) = _header(labels, (1,), "labels")
         if count != label_count:
@@ -68,17 +92,13 @@ class IdxReader:
         height, width, channels = (*shape, 1)[:3]
         check_shape("idx", (height, width, channels), self._image)
         size = height * width * channels
-        for start in range(0, count, BLOCK):
-            block = min(BLOCK, count - start)
+        most = block_rows((height, width, channels))
+        for start in range(0, count, most):
+            block = min(most, count - start)
             pixels = np.frombuffer(_exactly(images, block * size), dtype=np.uint8)
+            numbers = np.frombuffer(_exactly(labels, block), dtype=np.uint8)
             rows = pixels.reshape(block, height, width, channels)
-            for offset, label in enumerate(_exactly(labels, block)):
-                reason = check_label(label, self._declared)
-                yield (
-                    BadRecord(f"image {start + offset}", reason)
-                    if reason
-                    else Record(rows[offset], label)
-                )
+            yield start, rows, numbers, (start + block) / count
         if images.read(1) or labels.read(1):
             raise UnreadableSourceError("idx", "bytes after the last declared value")
 

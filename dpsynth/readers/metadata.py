@@ -1,30 +1,37 @@
-"""`metadata.csv` and `metadata.jsonl`: rows of `file_name`, `label`, `text`."""
+"""`metadata.csv` and `metadata.jsonl`: rows of `file_name`, `label`, `text`, and units."""
 
 import csv
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from dpsynth.readers.records import UnreadableSourceError
+from dpsynth.readers.records import UnreadableSourceError, unit_text
 
 NAMES = ("metadata.csv", "metadata.jsonl")
+MOST_CELL = 1 << 28
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row. `path` is relative to the root of the tree; `fault` says why the row is bad."""
+    """One row. `path` is relative to the root of the tree; `fault` says why the row is bad.
+
+    `unit`: value of the column that names the record's privacy unit, if one was asked for.
+    """
 
     name: str
     path: str = ""
     label: str = ""
     fault: str = ""
+    unit: str = ""
 
 
-def parse_metadata(name: str, content: bytes) -> Iterator[Row]:
+def parse_metadata(name: str, content: bytes, column: str | None = None) -> Iterator[Row]:
     """Rows of the metadata file `name`; file names in it are relative to its own folder.
+
+    `column` names each record's privacy unit; a row without a value there is bad.
 
     Raises:
         UnreadableSourceError: not UTF-8, no CSV, or without the needed columns.
@@ -35,18 +42,26 @@ def parse_metadata(name: str, content: bytes) -> Iterator[Row]:
         raise UnreadableSourceError("folder", f"{name} is not UTF-8: {error}") from error
     folder = PurePosixPath(name).parent
     parse = _csv_rows if name.endswith(".csv") else _jsonl_rows
-    for number, values in enumerate(parse(name, text), start=1):
-        yield _row(f"row {number} of {name}", values, folder)
+    for number, values in enumerate(parse(name, text, column), start=1):
+        row = _row(f"row {number} of {name}", values, folder)
+        yield row if column is None or row.fault else _with_unit(row, values, column)
 
 
-def _csv_rows(name: str, text: str) -> Iterator[dict[str, Any] | None]:
+def _with_unit(row: Row, values: dict[str, Any] | None, column: str) -> Row:
+    unit = unit_text((values or {}).get(column))
+    return replace(row, unit=unit, fault="" if unit else f"no {column} in its row")
+
+
+def _csv_rows(name: str, text: str, column: str | None) -> Iterator[dict[str, Any] | None]:
+    # Whatever fits into the file: one long cell must not end the source for all others.
+    csv.field_size_limit(MOST_CELL)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = list(reader.fieldnames or ())
-        if "file_name" not in columns or len(set(columns)) != len(columns):
-            raise UnreadableSourceError(
-                "folder", f"{name} has columns {columns}, need file_name, label"
-            )
+        needed = ["file_name", *([] if column is None else [column])]
+        if not set(needed) <= set(columns) or len(set(columns)) != len(columns):
+            need = ", ".join(dict.fromkeys(["file_name", "label", *needed]))
+            raise UnreadableSourceError("folder", f"{name} has columns {columns}, need {need}")
         for values in reader:
             # DictReader keeps surplus cells under the key None.
             yield None if None in values else values
@@ -54,7 +69,7 @@ def _csv_rows(name: str, text: str) -> Iterator[dict[str, Any] | None]:
         raise UnreadableSourceError("folder", f"{name}, line {reader.line_num}: {error}") from error
 
 
-def _jsonl_rows(_name: str, text: str) -> Iterator[dict[str, Any] | None]:
+def _jsonl_rows(_name: str, text: str, _column: str | None) -> Iterator[dict[str, Any] | None]:
     for line in text.split("\n"):
         if not line.strip():
             continue

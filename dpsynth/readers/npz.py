@@ -3,8 +3,9 @@
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,13 +16,19 @@ from numpy.typing import NDArray
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import NpzSource
 from dpsynth.readers.records import (
+    NOT_PIXELS,
     BadRecord,
+    Block,
     Image,
     Item,
     Record,
     UnreadableSourceError,
+    block_rows,
     check_label,
     check_shape,
+    gathered,
+    labelled,
+    unit_text,
 )
 
 BLOCK = 1024
@@ -41,13 +48,19 @@ class NpzReader:
     """Arrays `images` (n, H, W) or (n, H, W, C), uint8 or float in [0, 1], `labels` (n,) integer.
 
     A float image is scaled to 0..255 and rounded; one with a value that is not in [0, 1]
-    (NaN and infinity among them) is a BadRecord.
+    (NaN and infinity among them) is a BadRecord. The array `column` (n,) of text or whole numbers
+    names privacy units.
     """
 
     def __init__(
-        self, source: NpzSource, classes: tuple[str, ...] | None, image: ImageShape | None
+        self,
+        source: NpzSource,
+        classes: tuple[str, ...] | None,
+        image: ImageShape | None,
+        column: str | None = None,
     ) -> None:
         self._source, self._declared, self._image = source, classes, image
+        self._column = column
 
     def files(self) -> list[Path]:
         """The archive."""
@@ -64,43 +77,101 @@ class NpzReader:
             UnreadableSourceError: absent, damaged or foreign archive; an absent array; counts,
                 types or an image shape that differ from what is declared.
         """
+        with self._opened() as arrays:
+            yield from (item for _, item in self._read(arrays, None))
+            _require_end(arrays)
+
+    def blocks(self) -> Iterator[Block]:
+        """See `BlockSource`. Raises as iteration does."""
+        with self._opened() as arrays:
+            images, labels, *units = arrays
+            shape = _image_shape(images)
+            count, most = images.shape[0], block_rows(shape)
+            for start in range(0, count, most):
+                block = min(most, count - start)
+                rows = images.read(block).reshape(block, *shape)
+                numbers, done = labels.read(block), (start + block) / count
+                if units:
+                    names = units[0].texts(block)
+                    places = zip(
+                        range(start, start + block), rows, numbers.tolist(), names, strict=True
+                    )
+                    yield gathered([self._item(*place) for place in places], shape, done)
+                else:
+                    pixels, fits = _all_bytes(rows)
+                    yield labelled(
+                        pixels, numbers, self._declared, first=start, done=done, fits=fits
+                    )
+            _require_end(arrays)
+
+    def unit_names(self) -> Iterator[str]:
+        """See `UnitSource`. Reads the array of names alone."""
+        with self._opened() as (_images, _labels, units):
+            for start in range(0, units.shape[0], BLOCK):
+                yield from map(unit_text, units.texts(min(BLOCK, units.shape[0] - start)))
+
+    def select(self, places: Sequence[int]) -> Iterator[tuple[int, Item]]:
+        """See `UnitSource`: reads up to the last place, and decodes what is asked for."""
+        if places:
+            with self._opened() as arrays:
+                yield from self._read(arrays, places)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple["_Rows", ...]]:
+        """The archive's arrays: images, labels and, where a column is declared, units."""
+        names = [self._source.images, self._source.labels]
+        names += [] if self._column is None else [self._column]
         try:
             with ExitStack() as stack:
                 archive = stack.enter_context(zipfile.ZipFile(self._source.path))
-                names = (self._source.images, self._source.labels)
                 members = [stack.enter_context(archive.open(f"{name}.npy")) for name in names]
-                images, labels = (_Rows.of(member) for member in members)
-                yield from self._read(images, labels)
-                if any(member.read(1) for member in members):
-                    raise UnreadableSourceError("npz", "bytes after the last declared value")
+                arrays = tuple(_Rows.of(member) for member in members)
+                self._check(*arrays)
+                yield arrays
         except DAMAGE as error:
             raise UnreadableSourceError("npz", f"{type(error).__name__}: {error}") from error
 
-    def _read(self, images: "_Rows", labels: "_Rows") -> Iterator[Item]:
+    def _check(self, images: "_Rows", labels: "_Rows", *units: "_Rows") -> None:
         if images.dtype.kind != "f" and images.dtype != np.uint8:
             raise UnreadableSourceError("npz", f"images are {images.dtype}, need uint8 or float")
         if labels.dtype.kind not in "iu" or len(labels.shape) != 1:
             raise UnreadableSourceError("npz", "labels must be integers of shape (n,)")
+        if any(names.dtype.kind not in "iuUS" or names.shape != labels.shape for names in units):
+            raise UnreadableSourceError(
+                "npz", f"{self._column} must be text or integers of shape {labels.shape}"
+            )
         if len(images.shape) not in (3, 4) or images.shape[0] != labels.shape[0]:
             raise UnreadableSourceError(
                 "npz", f"images of shape {images.shape} beside labels of shape {labels.shape}"
             )
-        count, height, width, channels = (*images.shape, 1)[:4]
-        check_shape("npz", (height, width, channels), self._image)
-        for start in range(0, count, BLOCK):
-            block = min(BLOCK, count - start)
-            rows = images.read(block).reshape(block, height, width, channels)
-            for offset, label in enumerate(labels.read(block).tolist()):
-                yield self._item(f"image {start + offset}", rows[offset], label)
+        check_shape("npz", _image_shape(images), self._image)
 
-    def _item(self, name: str, row: NDArray[Any], label: int) -> Item:
+    def _read(
+        self, arrays: tuple["_Rows", ...], places: Sequence[int] | None
+    ) -> Iterator[tuple[int, Item]]:
+        """Records with their places; of all places where none are named."""
+        images, labels, *units = arrays
+        count, end = images.shape[0], images.shape[0] if places is None else places[-1] + 1
+        for start in range(0, min(count, end), BLOCK):
+            block = min(BLOCK, count - start)
+            rows = images.read(block).reshape(block, *_image_shape(images))
+            numbers = labels.read(block).tolist()
+            names = units[0].texts(block) if units else [None] * block
+            for place in _within(places, start, start + block):
+                here = place - start
+                yield place, self._item(place, rows[here], numbers[here], names[here])
+
+    def _item(self, place: int, row: NDArray[Any], label: int, named: Any) -> Item:
+        name, unit = f"image {place}", unit_text(named)
         reason = check_label(label, self._declared)
+        if not reason and self._column is not None and not unit:
+            reason = f"no value in {self._column}"
         if reason:
             return BadRecord(name, reason)
         image = _to_bytes(row)
         if image is None:
-            return BadRecord(name, "pixels must lie in [0, 1] where images are floats")
-        return Record(image, label)
+            return BadRecord(name, NOT_PIXELS)
+        return Record(image, label, unit)
 
 
 @dataclass(frozen=True)
@@ -134,6 +205,25 @@ class _Rows:
         values: NDArray[Any] = np.frombuffer(b"".join(pieces), dtype=self.dtype)
         return values.reshape(rows, *self.shape[1:])
 
+    def texts(self, rows: int) -> list[Any]:
+        """The next rows as whole numbers or text; None for bytes that are not UTF-8."""
+        values = self.read(rows).tolist()
+        return [_decoded(v) if isinstance(v, bytes) else v for v in values]
+
+
+def _within(places: Sequence[int] | None, start: int, end: int) -> Sequence[int]:
+    """The ascending `places` from `start` to below `end`; all of them where none are named."""
+    if places is None:
+        return range(start, end)
+    return places[bisect_left(places, start) : bisect_left(places, end)]
+
+
+def _decoded(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
 
 def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     readers = {
@@ -146,11 +236,27 @@ def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
         raise UnreadableSourceError("npz", f"array header: {type(error).__name__}") from error
 
 
+def _image_shape(images: _Rows) -> tuple[int, int, int]:
+    height, width, channels = (*images.shape[1:], 1)[:3]
+    return height, width, channels
+
+
+def _require_end(arrays: Sequence[_Rows]) -> None:
+    if any(array.file.read(1) for array in arrays):
+        raise UnreadableSourceError("npz", "bytes after the last declared value")
+
+
 def _to_bytes(row: NDArray[Any]) -> Image | None:
-    if row.dtype == np.uint8:
-        return row
+    images, fits = _all_bytes(row[None])
+    return images[0] if fits[0] else None
+
+
+def _all_bytes(rows: NDArray[Any]) -> tuple[Image, NDArray[np.bool_]]:
+    """Images (n, H, W, C) as bytes, and which of them (n,) have all pixels in range."""
+    if rows.dtype == np.uint8:
+        return rows, np.ones(len(rows), np.bool_)
     # False for NaN, so that it is refused too.
-    if not bool(np.all((row >= 0) & (row <= 1))):
-        return None
-    image: Image = np.rint(row.astype(np.float64) * 255).astype(np.uint8)
-    return image
+    fits = np.logical_and.reduce((rows >= 0) & (rows <= 1), axis=(1, 2, 3))
+    chosen = np.where(fits[:, None, None, None], rows, 0).astype(np.float64)
+    images: Image = np.rint(chosen * 255).astype(np.uint8)
+    return images, fits

@@ -1,7 +1,9 @@
 """One encoded picture to pixels, strictly: the header is judged before anything is decoded."""
 
 import io
+import struct
 import warnings
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".tif", ".tiff", ".webp"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".gif"}
 )
+_PNG = b"\x89PNG\r\n\x1a\n"
+_NUMBER = struct.Struct(">I").unpack_from
 MODES = {1: "L", 3: "RGB"}
 GREY_MODES = frozenset({"1", "I", "I;16", "F", "LA", "La"})
 
@@ -52,23 +56,48 @@ def decode(content: bytes, declared: ImageShape | None) -> Image:
     except ModuleNotFoundError as error:
         raise MissingError("image folders need Pillow", hint='pip install -e ".[torch]"') from error
     try:
-        with warnings.catch_warnings():
-            # Pillow's warnings would print sizes and values of private files.
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Pillow.DecompressionBombWarning)
-            with Pillow.open(io.BytesIO(content), formats=FORMATS) as picture:
-                _judge(picture.size, picture.mode, picture.info, declared)
-                if getattr(picture, "is_animated", False):
-                    raise BadPictureError("more than one frame")
-                picture.verify()
-            # verify() leaves the picture unusable: open it again to decode.
-            with Pillow.open(io.BytesIO(content), formats=FORMATS) as picture:
-                pixels: Image = np.asarray(_grey_or_rgb(picture), dtype=np.uint8)
+        with Pillow.open(io.BytesIO(content), formats=FORMATS) as picture:
+            _judge(picture.size, picture.mode, picture.info, declared)
+            if getattr(picture, "is_animated", False):
+                raise BadPictureError("more than one frame")
+            if declared is not None and any(part[0] == "libtiff" for part in picture.tile):
+                # That library tells the terminal itself what is wrong with a private file.
+                raise BadPictureError("a compressed TIFF: save it as PNG, or uncompressed")
+            if picture.format == "PNG":
+                _require_sums(content)
+            found = _grey_or_rgb(picture)
+            pixels = np.frombuffer(found.tobytes(), dtype=np.uint8)
+            return pixels.reshape(found.height, found.width, -1)
     except BadPictureError:
         raise
     except Exception as error:  # Pillow's decoders promise no set of errors for damaged files
         raise BadPictureError(f"damaged image ({type(error).__name__})") from error
-    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def silence() -> None:
+    """Let Pillow's modules warn of nothing in this process: texts may hold sizes and values.
+
+    Once, before the threads start: `warnings.catch_warnings` around each picture is not for
+    threads. Nothing hangs on a warning: `_judge` refuses by the header what Pillow warns of.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def _require_sums(content: bytes) -> None:
+    """Check the sum of every chunk of a PNG, which Pillow does not where pixels are decoded.
+
+    Raises:
+        ValueError, struct.error: a sum differs, or the file ends too early.
+    """
+    place = len(_PNG)
+    while True:
+        length, kind = struct.unpack_from(">I4s", content, place)
+        end = place + 8 + length
+        if zlib.crc32(memoryview(content)[place + 4 : end]) != _NUMBER(content, end)[0]:
+            raise ValueError("a chunk's sum differs")
+        if kind == b"IEND":
+            return
+        place = end + 4
 
 
 def _grey_or_rgb(picture: "Pillow.Image") -> "Pillow.Image":

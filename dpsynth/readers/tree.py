@@ -37,6 +37,9 @@ READ_ERRORS = (
 )
 
 
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
 class TooLargeError(Exception):
     """A file is larger than any record of the declared shape needs to be."""
 
@@ -85,39 +88,75 @@ def open_tree(path: Path) -> Iterator[Tree]:
 
 class _Directory:
     def __init__(self, root: Path) -> None:
-        self._root = root.resolve()
+        self._root = str(root.resolve())
+        self._links: set[str] = set()
         self.listing = Listing()
-        for folder, folders, names in os.walk(self._root, onerror=_stop):
-            relative = Path(folder).relative_to(self._root)
-            folders.sort()
-            for name in sorted(names):
-                self._add(relative / name)
-            for name in folders:
-                if Path(folder, name).is_symlink():
-                    self._add(relative / name)
+        # Of each folder its files by name, then what is below its folders, by name.
+        waiting = [("", False)]
+        while waiting:
+            folder, hidden = waiting.pop()
+            waiting += reversed([*self._add_folder(folder, hidden)])
 
-    def _add(self, relative: Path) -> None:
-        name, path = relative.as_posix(), self._root / relative
-        if is_hidden(name):
-            self.listing.hidden.append(name)
-        elif reason := _refusal(path, self._root):
+    def _add_folder(self, folder: str, hidden: bool) -> Iterator[tuple[str, bool]]:
+        """List one folder; yield those inside. Names end with a slash, and the root's is empty."""
+        try:
+            with os.scandir(f"{self._root}/{folder}") as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+                folders = [_is_folder(entry) for entry in entries]
+        except OSError as error:
+            raise UnreadableSourceError("folder", f"{type(error).__name__}: {error}") from error
+        for wanted in (False, True):
+            for entry, is_folder in zip(entries, folders, strict=True):
+                name = folder + entry.name
+                below = hidden or entry.name.startswith(".") or entry.name in HIDDEN
+                if is_folder is not wanted:
+                    continue
+                if is_folder and not entry.is_symlink():
+                    yield f"{name}/", below
+                elif below:
+                    self.listing.hidden.append(name)
+                else:
+                    self._add_file(name, entry)
+
+    def _add_file(self, name: str, entry: os.DirEntry[str]) -> None:
+        reason = "" if entry.is_file(follow_symlinks=False) else "no regular file"
+        if entry.is_symlink():
+            self._links.add(name)
+            reason = _link_refusal(Path(entry.path), Path(self._root))
+        if reason:
             self.listing.refused[name] = reason
         else:
             self.listing.files.append(name)
 
     def read(self, name: str, most: int) -> bytes:
-        with (self._root / name).resolve(strict=True).open("rb") as file:
-            content = file.read(most + 1)
+        path = f"{self._root}/{name}"
+        if name in self._links:
+            path = os.path.realpath(path, strict=True)
+        # A file that was none may have become a link since it was listed: then it is not opened.
+        file = os.open(path, os.O_RDONLY | _NO_LINK)
+        try:
+            # One byte more than there are shows the end, without room for `most` of them.
+            left = min(os.fstat(file).st_size, most) + 1
+            pieces = []
+            while left and (piece := os.read(file, left)):
+                pieces.append(piece)
+                left -= len(piece)
+        finally:
+            os.close(file)
+        content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if len(content) > most:
             raise TooLargeError
         return content
 
 
-def _stop(error: OSError) -> None:
-    raise UnreadableSourceError("folder", f"{type(error).__name__}: {error}") from error
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link to itself
+        return False
 
 
-def _refusal(path: Path, root: Path) -> str:
+def _link_refusal(path: Path, root: Path) -> str:
     try:
         target = path.resolve(strict=True)
         mode = target.stat().st_mode

@@ -18,7 +18,8 @@ from dpsynth.assess.check import ensure_checked
 from dpsynth.errors import BudgetError, MissingError, ReplayError, UsageError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import load_verified, make_run
-from dpsynth.private import session
+from dpsynth.private import encoding
+from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.moments import release_moments
 from dpsynth.private.noise import NoiseSource
 from dpsynth.public.pretrain import pretrain
@@ -300,8 +301,8 @@ def test_each_round_has_noise_of_its_own(run, monkeypatch):
 
 def without_records(monkeypatch):
     """As if every record were undeclared or not finite: `check` lets no file be empty."""
-    nothing = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
-    monkeypatch.setattr(session, "encode_private", lambda verified, representation: nothing)
+    nothing = UnitCodes(np.zeros((0, 3), np.int32), np.zeros(0, np.int64))
+    monkeypatch.setattr(encoding, "encoded", lambda *_, **__: iter([nothing]))
 
 
 def test_an_unsafe_seed_never_repeats_noise_across_rounds(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from unitkit import encode_units, joined
 
 from dpsynth.accounting.statistics import (
     ClassMoments,
@@ -13,7 +14,7 @@ from dpsynth.accounting.statistics import (
 )
 from dpsynth.artifacts.lock import Slot
 from dpsynth.errors import PlanError
-from dpsynth.private.encoding import encode_units
+from dpsynth.private.encoding import encoded
 from dpsynth.private.lattice import CODE_MAX, exact_sums, quantise
 from dpsynth.private.moments import add_noise, blocks_of
 from dpsynth.private.noise import NoiseSource
@@ -119,7 +120,7 @@ def test_slots_that_are_no_release_are_refused(slots):
 class Pixels:
     """A representation whose code is the image's own first row."""
 
-    dim, radius = 4, 10.0
+    dim, radius, elementwise = 4, 10.0, True
 
     def encode_exact_many(self, images):
         codes = images[:, 0, :, 0].astype(float)
@@ -128,10 +129,10 @@ class Pixels:
 
 
 class Listed:
-    """Units from a list."""
+    """Units from a list; `most`: of several images, or None where a record is a unit."""
 
-    def __init__(self, units):
-        self.units = units
+    def __init__(self, units, most=None):
+        self.units, self.most = units, most
 
     def records(self):
         return iter(self.units)
@@ -145,18 +146,42 @@ def picture(first, label):
 
 def test_records_that_have_no_place_contribute_nothing():
     units = [[picture(1, 0)], [picture(255, 1)], [picture(2, 7)], [picture(0, 2)], [picture(3, -1)]]
-    codes, labels = encode_units(Listed(units), Pixels(), classes=3)
-    assert labels.tolist() == [0, 2]  # neither the NaN code nor the undeclared labels
-    assert codes.tolist() == [[int(0.1 * CODE_MAX), 0, 0, 0], [0, 0, 0, 0]]
+    found = encode_units(Listed(units), Pixels(), classes=3)
+    assert found.labels.tolist() == [0, 2]  # neither the NaN code nor the undeclared labels
+    assert found.codes.tolist() == [[int(0.1 * CODE_MAX), 0, 0, 0], [0, 0, 0, 0]]
+    assert found.sizes is None
 
 
-def test_a_unit_contributes_once_whatever_it_holds():
+def test_a_record_that_is_a_unit_contributes_once_whatever_it_holds():
     units = [[picture(1, 0), picture(9, 1), picture(9, 2)]]
-    _, labels = encode_units(Listed(units), Pixels(), classes=3)
-    assert labels.tolist() == [0]
+    assert encode_units(Listed(units), Pixels(), classes=3).labels.tolist() == [0]
 
 
-def test_an_empty_data_set_encodes_to_nothing():
-    codes, labels = encode_units(Listed([]), Pixels(), classes=3)
-    assert codes.shape == (0, 4)
-    assert labels.shape == (0,)
+def test_units_of_several_images_lie_side_by_side():
+    units = [
+        [picture(1, 0), picture(255, 0), picture(2, 2)],
+        [picture(255, 1)],  # no code at all: no unit
+        [picture(3, 1)],
+        [picture(4, 7)],
+        [picture(5, 0), picture(6, 1), picture(7, 2)],
+    ]
+    whole = encode_units(Listed(units, most=3), Pixels(), classes=3)
+    assert whole.sizes.tolist() == [2, 1, 3]
+    assert whole.labels.tolist() == [0, 2, 1, 0, 1, 2]
+    assert whole.units == 3
+    for rows in (1, 2, 3):
+        parts = list(encoded(Listed(units, most=3), Pixels(), classes=3, rows=rows))
+        assert len(parts) > 2  # the first is empty
+        assert all(part.sizes.sum() == len(part.codes) for part in parts)
+        again = joined(parts)
+        for name in ("codes", "labels", "sizes"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_an_empty_data_set_encodes_to_nothing(most):
+    found = encode_units(Listed([], most), Pixels(), classes=3)
+    assert found.codes.shape == (0, 4)
+    assert found.labels.shape == (0,)
+    assert (found.sizes is None) == (most is None)
+    assert found.units == 0

@@ -22,6 +22,7 @@ from dpsynth.private.cells import (
     release_cells,
     residuals,
 )
+from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.lattice import CODE_MAX, ExactSums, exact_sums, quantise
 from dpsynth.private.noise import NoiseSource
 
@@ -307,7 +308,9 @@ def test_undeclared_labels_and_unused_cells_receive_nothing():
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize("statistic", ROUNDS, ids=["lloyd", "last"])
 def test_few_records_make_a_finite_release(statistic, count):
-    made = release_cells(*some_records(count), some_frame(1), slot(statistic), NoiseSource())
+    made = release_cells(
+        [UnitCodes(*some_records(count))], some_frame(1), slot(statistic), NoiseSource()
+    )
     made.check()
     assert made.counts.any()
     assert (made.seconds is None) == (statistic is LLOYD)
@@ -333,7 +336,7 @@ def test_noise_has_the_declared_variance_in_every_block_and_is_fresh(statistic):
     corner, (row, column) = np.arange(DIM), np.triu_indices(DIM, 1)
     drawn = {"count": [], "sum": [], "diagonal": [], "off": []}
     for _ in range(50):
-        made = release_cells(codes, labels, frame, slot(statistic), NoiseSource())
+        made = release_cells([UnitCodes(codes, labels)], frame, slot(statistic), NoiseSource())
         drawn["count"].append((made.counts - counts) / (3.0 / statistic.count))
         drawn["sum"].append((made.sums - sums) / (3.0 / statistic.sum * 0.7))
         if made.seconds is None:
@@ -359,7 +362,7 @@ def test_noise_has_the_declared_variance_in_every_block_and_is_fresh(statistic):
 
 def test_centres_are_stored_as_used():
     frame = some_frame(6, ties=True)
-    made = release_cells(*some_records(5), frame, slot(LLOYD), NoiseSource())
+    made = release_cells([UnitCodes(*some_records(5))], frame, slot(LLOYD), NoiseSource())
     back = np.rint(made.centres * (CODE_MAX / CLIP)).astype(np.int64)
     assert (back == frame.centres).all()
     again = frame_of(made.centres, made.used, radius=frame.radius, clip=CLIP)
@@ -378,7 +381,7 @@ def test_centres_are_stored_as_used():
 )
 def test_slots_of_another_release_are_refused(statistic):
     with pytest.raises(PlanError):
-        release_cells(*some_records(3), some_frame(1), slot(statistic), NoiseSource())
+        release_cells([UnitCodes(*some_records(3))], some_frame(1), slot(statistic), NoiseSource())
     with pytest.raises(PlanError):
         blocks_of([slot(LLOYD), slot(LAST)], 1.0)
 

@@ -8,7 +8,7 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import MissingError, PlanError, UsageError
 from dpsynth.models.autoencoder import build_autoencoder, pixels
 from dpsynth.models.seeding import seeded_initialisation
-from dpsynth.public.geometry import fit_pca
+from dpsynth.public.geometry import PixelCodec, fit_pca
 from dpsynth.public.representation import (
     AutoencoderCodec,
     load_geometry,
@@ -17,7 +17,7 @@ from dpsynth.public.representation import (
     standardised,
 )
 
-KINDS = ["pca", "autoencoder", "normed"]
+KINDS = ["pca", "autoencoder", "normed", "pixels"]
 
 
 def images(count, seed=0, shape=(8, 8, 1)):
@@ -28,7 +28,9 @@ def representation(kind, count=60):
     data = images(count)
     if kind == "pca":
         plan = small_plan(kind)
-        return plan, standardised(fit_pca(data, plan.representation.code), data, radius=2.0)
+        return plan, standardised(fit_pca([data], plan.representation.code), data, radius=2.0)
+    if kind == "pixels":
+        return small_plan(kind, code=64), standardised(PixelCodec((8, 8, 1)), data, radius=2.0)
     plan = small_plan("autoencoder") if kind == "autoencoder" else normed_plan()
     with seeded_initialisation(0):
         model = build_autoencoder(plan.representation, plan.private.image)
@@ -100,7 +102,7 @@ def test_public_codes_are_centred_with_unit_variance(kind):
 
 def test_pca_agrees_with_a_plain_svd_and_inverts():
     data = images(50, shape=(3, 4, 1))
-    codec = fit_pca(data, 12)
+    codec = fit_pca([data], 12)
     flat = data.reshape(50, -1) / 255.0
     _, _, rows = np.linalg.svd(flat - flat.mean(0), full_matrices=False)
     np.testing.assert_allclose(np.abs(np.sum(codec.basis * rows, axis=1)), 1.0, atol=1e-9)
@@ -111,7 +113,7 @@ def test_pca_agrees_with_a_plain_svd_and_inverts():
 
 def test_pca_refuses_more_directions_than_there_are():
     with pytest.raises(PlanError, match="at most 12 directions"):
-        fit_pca(images(50, shape=(3, 4, 1)), 13)
+        fit_pca([images(50, shape=(3, 4, 1))], 13)
 
 
 @pytest.mark.parametrize("kind", KINDS)

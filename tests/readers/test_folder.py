@@ -354,3 +354,17 @@ def test_garbage_ends_in_items_or_a_data_error(files, flip, zipped, tmp_path_fac
     except DataError:
         return
     assert all(isinstance(item, Record | BadRecord) for item in items)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_compressed_tiff_is_bad_and_its_library_says_nothing(damaged, tmp_path, capfd):
+    """libtiff writes its complaints to the terminal by itself: a count of private files."""
+    pixels = np.random.default_rng(0).integers(0, 256, (SHAPE.height, SHAPE.width), dtype=np.uint8)
+    content = bytearray(encoded(pixels, "TIFF", compression="tiff_lzw"))
+    if damaged:
+        content[20:24] = b"\xff\xff\xff\xff"
+    files = {"cat/lzw.tif": bytes(content), "cat/plain.tif": encoded(pixels, "TIFF")}
+    path = make(tmp_path, files)
+    assert list(bad(path)) == ["cat/lzw.tif"]
+    assert labels(path) == [0]
+    assert capfd.readouterr() == ("", "")

@@ -68,13 +68,11 @@ class AnalyticField:
         self._every = every
         self.classes = int(self._owners.max()) + 1
         self._single = len(self._owners) == self.classes
-        self._own = () if self._single else _split(every, self._owners)
+        self._own = _split(every, self._owners)
 
     def conditional(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """Velocity (B, d) at points x (B, d), times t (B,), classes y (B,) (equations 2 to 4)."""
         x, t = self._cast(x, t)
-        if self._single:
-            return self._every.of_one(x, t, y)
         # By class, since a class's bases then enter one product, not a copy for each record.
         velocity = torch.empty_like(x)
         for label in set(y.tolist()):
@@ -137,13 +135,6 @@ class _Components(NamedTuple):
     def at(self, index: Tensor | slice) -> "_Components":
         """Some of them, in the order of `index`."""
         return _Components(*(value[index] for value in self))
-
-    def of_one(self, x: Tensor, t: Tensor, index: Tensor) -> Tensor:
-        """Velocity (B, d) of component index (B,) at x (B, d), t (B,) (equations 2, 3)."""
-        basis = self.basis[index]  # (B, d, d)
-        residual = torch.einsum("bd,bde->be", x, basis) - t[:, None] * self.turned_means[index]
-        gained = _gain(self.spectrum[index], t[:, None]) * residual
-        return self.means[index] + torch.einsum("be,bde->bd", gained, basis)
 
     def velocity(self, x: Tensor, t: Tensor) -> Tensor:
         """Velocity (B, d) of their mixture at x (B, d), t (B,) (equations 2, 4)."""

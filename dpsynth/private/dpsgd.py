@@ -4,7 +4,9 @@ Each step is one Poisson-subsampled Gaussian mechanism: coins at the declared ra
 sum, noise once, divisor the declared q N. See docs/maths/dpsgd.md.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +18,36 @@ from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.spending import Spender, calibration_hash, spending
 from dpsynth.console import progress
+from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import BudgetError, MissingError, PlanError
 from dpsynth.models.velocity import load_velocity, save_velocity
+from dpsynth.planning.schema import Train
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.private.clipping import PerExampleClipper
-from dpsynth.private.encoding import encode_private
+from dpsynth.private.encoding import private_stream
+from dpsynth.private.engine import GRID, EngineSettings, PerExampleClipper
 from dpsynth.private.lattice import CODE_MAX
-from dpsynth.private.noise import NoiseSource
+from dpsynth.private.optimisers import gradient_noise
 from dpsynth.private.steps import PrivateCodes, Workload, append_log, flow_losses, run_chunk
+from dpsynth.private.together import own_noise, require_same_codes, require_small_rounding
 from dpsynth.private.training_state import TrainingState
 from dpsynth.public.representation import Representation, load_representation
 from dpsynth.released.distill import distilled_path
 from dpsynth.vault.checked import require_checked
 
 MODEL = "model.safetensors"
+DEFAULT = EngineSettings()
 
 
-def train(verified: VerifiedPlan) -> dict[str, Any]:
+def train(
+    verified: VerifiedPlan, ranks: Ranks = ALONE, engine: EngineSettings = DEFAULT
+) -> dict[str, Any]:
     """Spend the plan's free training slots; write `released/model.safetensors`; close.
 
     Starts from the distilled model if the plan distils, else from the public prior, and resumes
     after the last settled chunk; a chunk that a crash forfeited is skipped and stays spent.
+
+    Every process of `ranks` calls this. The main one spends, writes and returns what was made; the
+    others give their part of every step and return {}. `engine`: speed settings of the clipping.
 
     Raises:
         PlanError: the plan has no train stage.
@@ -47,19 +58,37 @@ def train(verified: VerifiedPlan) -> dict[str, Any]:
     settings = plan.stages.train
     if settings is None:
         raise PlanError("this plan has no train stage", hint="declare stages.train and re-plan")
+    if not ranks.is_main:
+        _follow(verified, settings, ranks, engine)
+        return {}
     require_checked(verified)
     with _spending(verified) as spender:
         _check_order(spender, verified.lock)
-        representation = load_representation(run, plan)
-        model, low = _start(verified, representation.dim)
-        state = TrainingState(model, settings.learning_rate, settings.ema)
-        _resume(verified, state, spender)
-        work = Workload(settings, plan.private.capacity, len(plan.private.classes), low)
-        _train_chunks(verified, spender, state, work, representation)
+        planned = verified.lock.stage_slots("train")
+        settled = [slot for slot in planned if slot.id in spender.state.settled]
+        last = settled[-1] if settled else None
+        training = _Training.resumed(verified, settings, last, ranks, engine)
+        ranks.tell({"settled": last.id if last else 0})
+        training.agree()
+        _train_chunks(training, spender)
+        ranks.tell({})
+        state, low = training.state, training.work.low
         averaged = state.averaged()
         save_velocity(averaged, run.released / MODEL, plan.velocity, room="released", low=repr(low))
         spender.close()
     return {"released": MODEL, "steps": state.step, "from_time": low}
+
+
+def _follow(verified: VerifiedPlan, settings: Train, ranks: Ranks, engine: EngineSettings) -> None:
+    """Take every chunk that the main process tells of, which it does once the charge is on disk."""
+    told = ranks.tell(None)["settled"]
+    slots = verified.lock.slots
+    last = slots[told - 1] if told else None
+    training = _Training.resumed(verified, settings, last, ranks, engine)
+    training.agree()
+    with training.clipper() as clipper:
+        while told := ranks.tell(None):
+            training.chunk(slots[told["charged"] - 1], clipper)
 
 
 def _spending(verified: VerifiedPlan) -> AbstractContextManager[Spender]:
@@ -95,53 +124,107 @@ def _start(verified: VerifiedPlan, dim: int) -> tuple[nn.Module, float]:
     return model, float(facts.get("train_from", 0.0))
 
 
-def _resume(verified: VerifiedPlan, state: TrainingState, spender: Spender) -> None:
-    """Load what the last settled chunk left."""
-    planned = verified.lock.stage_slots("train")
-    settled = [slot for slot in planned if slot.id in spender.state.settled]
-    if settled:
-        state.load(checkpoint_path(verified.run, settled[-1]))
+@dataclass
+class _Training:
+    """What one process trains with: a copy of the state, and its shard, read after a charge."""
 
-
-def _train_chunks(
-    verified: VerifiedPlan,
-    spender: Spender,
-    state: TrainingState,
-    work: Workload,
-    representation: Representation,
-) -> None:
-    free = spender.free_slots("train")
+    verified: VerifiedPlan
+    ranks: Ranks
+    representation: Representation
+    state: TrainingState
+    work: Workload
+    engine: EngineSettings
     data: PrivateCodes | None = None
+
+    @classmethod
+    def resumed(
+        cls,
+        verified: VerifiedPlan,
+        settings: Train,
+        settled: Slot | None,
+        ranks: Ranks,
+        engine: EngineSettings,
+    ) -> "_Training":
+        """Start weights, or what the chunk that settled last has left."""
+        plan = verified.plan
+        representation = load_representation(verified.run, plan)
+        model, low = _start(verified, representation.dim)
+        noise = gradient_noise(verified.lock.stage_slots("train"), plan.private.capacity)
+        state = TrainingState(model, settings, noise)
+        if settled is not None:
+            state.load(checkpoint_path(verified.run, settled))
+        require_small_rounding(ranks, sum(p.numel() for p in model.parameters()), GRID)
+        work = Workload(settings, plan.private.capacity, len(plan.private.classes), low)
+        return cls(verified, ranks, representation, state, work, engine)
+
+    def clipper(self) -> PerExampleClipper:
+        """The engine on this model; a context manager."""
+        clip = self.work.settings.clip
+        return PerExampleClipper(self.state.model, flow_losses, clip, settings=self.engine)
+
+    def agree(self) -> None:
+        """Refuse to go on unless every process holds the same bits."""
+        if self.ranks.world > 1:
+            require_same_codes(self.representation, self.ranks)
+            self.ranks.require_same("the state of training", self.state.digest())
+
+    def chunk(
+        self, slot: Slot, clipper: PerExampleClipper, advance: Callable[[], None] = lambda: None
+    ) -> list[dict[str, Any]]:
+        """Take the steps of a slot whose charge is on disk; lines for the curator."""
+        if self.data is None:
+            self.data = load_codes(self.verified, self.representation, self.ranks)
+        noise = own_noise(self.verified.lock, slot.name, self.ranks)
+        log = run_chunk(
+            slot,
+            self.data,
+            self.work,
+            self.state,
+            clipper=clipper,
+            noise=noise,
+            advance=advance,
+            ranks=self.ranks,
+        )
+        self.agree()
+        return log
+
+
+def _train_chunks(training: _Training, spender: Spender) -> None:
+    """The main process's part: charge, take the steps with all others, settle, slot by slot."""
+    free, run, state = spender.free_slots("train"), training.verified.run, training.state
     before: Slot | None = None
     with (
-        PerExampleClipper(state.model, flow_losses, work.settings.clip) as clipper,
+        training.clipper() as clipper,
         progress("private training", sum(slot.steps or 0 for slot in free)) as bar,
     ):
         for slot in free:
             spender.charge(slot)
-            if data is None:  # only now: the charge is on disk
-                data = load_codes(verified, representation)
-            noise = NoiseSource.for_run(verified.lock, slot.name)
-            log = run_chunk(
-                slot, data, work, state, clipper=clipper, noise=noise, advance=bar.advance
-            )
+            training.ranks.tell({"charged": slot.id})  # only now: the charge is on disk
+            log = training.chunk(slot, clipper, bar.advance)
             reach("mechanism:done")
-            path = checkpoint_path(verified.run, slot)
+            path = checkpoint_path(run, slot)
             reach("checkpoint:before")
             state.save(path)
             reach("checkpoint:written")
             spender.settle(slot, path)
-            append_log(verified.run.curator / "training.jsonl", log)
+            append_log(run.curator / "training.jsonl", log)
             if before is not None:
-                checkpoint_path(verified.run, before).unlink(missing_ok=True)
+                checkpoint_path(run, before).unlink(missing_ok=True)
             before = slot
 
 
-def load_codes(verified: VerifiedPlan, representation: Representation) -> PrivateCodes:
-    """The private codes on the clip's grid, in memory. Call after a charge."""
-    whole, labels = encode_private(verified, representation)
+def load_codes(
+    verified: VerifiedPlan, representation: Representation, ranks: Ranks = ALONE
+) -> PrivateCodes:
+    """The private codes of a shard on the clip's grid, in memory. Call after a charge."""
     step = representation.radius / CODE_MAX
-    return PrivateCodes(torch.from_numpy(whole * step).float(), torch.from_numpy(labels))
+    codes, labels, sizes = [], [], []
+    for chunk in private_stream(verified, representation, ranks):
+        codes.append(torch.from_numpy(chunk.codes * step).float())
+        labels.append(torch.from_numpy(chunk.labels))
+        if chunk.sizes is not None:
+            sizes.append(torch.from_numpy(chunk.sizes))
+    return PrivateCodes(torch.cat(codes), torch.cat(labels), torch.cat(sizes) if sizes else None)
 
 
 def checkpoint_path(run: RunDir, slot: Slot) -> Path:

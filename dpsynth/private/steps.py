@@ -1,9 +1,10 @@
 """The steps of one charged chunk of DP-SGD: Poisson batch, clipped sum, noise, Adam."""
 
 import json
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,57 @@ from torch import Tensor, nn
 
 from dpsynth.artifacts.files import storage_error, write_all
 from dpsynth.artifacts.lock import Slot
+from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import PlanError
 from dpsynth.models.flow import drop_labels, interpolate
 from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import Train
-from dpsynth.private.clipping import ClippedSum, PerExampleClipper
+from dpsynth.private.engine import GRID, ClippedSum, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
+from dpsynth.private.together import gathered
 from dpsynth.private.training_state import TrainingState
 
 LATEST = 1 - 1e-3
 """End of the last time bucket: at t = 1 only the noise of the target is left to learn."""
 
+NOISE_GRID = 2.0**-30
+"""What a noisy sum is rounded to, in standard deviations of its noise."""
+
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-"""codes z (B, d), labels y (B,), times t (B, K), flow noise xi (B, K, d)."""
+"""codes z (B, d), labels y (B,), times t (B, K), flow noise xi (B, K, d).
+
+For units of several images z is (B, K, d) and y (B, K): each of a unit's K draws has an image."""
 
 
 @dataclass(frozen=True)
 class PrivateCodes:
-    """Private codes float32 (n, d) on the clip's grid, labels int64 (n,); dies in `train`."""
+    """Private codes float32 (n, d) on the clip's grid, labels int64 (n,); dies in `train`.
+
+    sizes (u,) int64: images of each unit, side by side; None where each record is a unit.
+    """
 
     codes: Tensor
     labels: Tensor
+    sizes: Tensor | None = None
+
+    def sampled(
+        self, noise: NoiseSource, rate: float, draws: int, source: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Codes and labels of a Poisson batch: every unit by a coin of its own.
+
+        Of a unit of several images, `draws` of them in turn from a random one on: (B, draws, d)
+        and (B, draws). Privacy does not rest on which ones (docs/maths/units.md, U9).
+        """
+        if self.sizes is None:
+            chosen = torch.from_numpy(noise.coins(len(self.codes), rate))
+            return self.codes[chosen], self.labels[chosen]
+        chosen = torch.from_numpy(noise.coins(len(self.sizes), rate))
+        sizes, starts = self.sizes[chosen], (self.sizes.cumsum(0) - self.sizes)[chosen]
+        first = (torch.rand(sizes.shape, generator=source, dtype=torch.float64) * sizes).long()
+        turn = (first[:, None] + torch.arange(draws)) % sizes[:, None]
+        images = starts[:, None] + turn
+        return self.codes[images], self.labels[images]
 
 
 @dataclass(frozen=True)
@@ -67,22 +97,40 @@ def run_chunk(
     clipper: PerExampleClipper,
     noise: NoiseSource,
     advance: Callable[[], None] = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> list[dict[str, Any]]:
     """Take the slot's steps; every one is taken, also on an empty batch.
 
-    Call after the slot's charge. Returns a line a step for the curator's room alone.
+    Call after the slot's charge, in each process of `ranks` with its own shard as `data` and a
+    `noise` of its own, of which the main one's alone is added. Returns a line a step, for the
+    curator's room alone; [] but in the main process.
     """
     if slot.rate is None or slot.steps is None:
         raise PlanError(f"slot {slot.name} is no training slot: it has no rate or no steps")
-    source = generator(noise.torch_seed())
-    log = []
+    source, first = generator(noise.torch_seed()), state.step + 1
+    divisor, std = slot.rate * work.capacity, slot.noise_std
+    weights = {name: p.detach() for name, p in state.model.named_parameters() if p.requires_grad}
+    seen = list[ClippedSum]()
     for _ in range(slot.steps):
         batch = draw_batch(data, work, rate=slot.rate, step=state.step, noise=noise, source=source)
         found = clipper.clipped_sum(*batch)
-        state.apply(noisy_mean(found, slot.noise_std, slot.rate * work.capacity, noise))
-        log.append(_line(state.step, found, clipper.clip))
+        total = replace(found, gradients=ranks.sum_on_grid(found.gradients, clipper.clip * GRID))
+        noisy = noisy_mean(total, std, divisor, noise) if ranks.is_main else {}  # once on the sum
+        state.apply(ranks.spread(noisy, weights))
+        seen.append(replace(found, gradients={}))
         advance()
-    return log
+    whole = _of_all(seen, ranks)
+    return [_line(step, found, clipper.clip) for step, found in enumerate(whole, start=first)]
+
+
+def _of_all(seen: list[ClippedSum], ranks: Ranks) -> list[ClippedSum]:
+    """Norms and losses of each step over all processes; [] but in the main one."""
+    if ranks.world == 1:
+        return seen
+    norms = gathered([found.norms.double().cpu().numpy() for found in seen], ranks)
+    losses = gathered([found.losses.double().cpu().numpy() for found in seen], ranks)
+    pairs = zip(norms, losses, strict=True)
+    return [ClippedSum({}, torch.from_numpy(n), torch.from_numpy(v)) for n, v in pairs]
 
 
 def draw_batch(
@@ -94,23 +142,22 @@ def draw_batch(
     noise: NoiseSource,
     source: torch.Generator,
 ) -> Batch:
-    """A Poisson batch: each record by a coin of its own; K times and flow noises a record.
+    """A Poisson batch: each unit by a coin of its own; K times and flow noises a unit.
 
     Coins come from `noise`; times, flow noise and dropped labels, on which privacy does not
     rest, from `source`.
     """
-    chosen = torch.from_numpy(noise.coins(len(data.codes), rate))
-    codes, labels = data.codes[chosen], data.labels[chosen]
+    codes, labels = data.sampled(noise, rate, work.settings.multiplicity, source)
     draws = (len(codes), work.settings.multiplicity)
     low, high = work.bucket(step)
     t = low + (high - low) * torch.rand(draws, generator=source)
-    xi = torch.randn((*draws, codes.shape[1]), generator=source)
+    xi = torch.randn((*draws, codes.shape[-1]), generator=source)
     return codes, drop_labels(labels, work.settings.label_dropout, work.classes, source), t, xi
 
 
 def flow_losses(module: nn.Module, z: Tensor, y: Tensor, t: Tensor, xi: Tensor) -> Tensor:
-    """One loss a record (B,): ||v(x_t, t, y) - (z - xi)||^2 / d, averaged over its K draws."""
-    codes = z[:, None].expand_as(xi)
+    """One loss a unit (B,): ||v(x_t, t, y) - (z - xi)||^2 / d, averaged over its K draws."""
+    codes = z if z.ndim == xi.ndim else z[:, None].expand_as(xi)
     predicted = module(interpolate(codes, xi, t), t, y)
     losses: Tensor = (predicted - (codes - xi)).square().mean(dim=(1, 2))
     return losses
@@ -119,9 +166,16 @@ def flow_losses(module: nn.Module, z: Tensor, y: Tensor, t: Tensor, xi: Tensor) 
 def noisy_mean(
     found: ClippedSum, noise_std: float, divisor: float, noise: NoiseSource
 ) -> dict[str, Tensor]:
-    """(sum + N(0, noise_std^2)) / divisor, float64, every entry's noise drawn afresh."""
+    """(sum + N(0, noise_std^2)) / divisor, float64, every entry's noise drawn afresh.
+
+    The noisy sum is rounded to a power of two near noise_std * NOISE_GRID: post-processing that
+    hides the low bits, in which floating-point noise may show what it was added to.
+    """
+    shapes = {name: tuple(total.shape) for name, total in found.gradients.items()}
+    drawn = noise.gaussian_like(shapes, noise_std)
+    grid = 2.0 ** math.floor(math.log2(noise_std * NOISE_GRID))
     return {
-        name: (total + torch.from_numpy(noise.gaussian(tuple(total.shape), noise_std))) / divisor
+        name: drawn[name].to(total.device).add_(total).mul_(1 / grid).round_().mul_(grid / divisor)
         for name, total in found.gradients.items()
     }
 

@@ -10,7 +10,8 @@ from dpsynth.errors import UsageError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.schema import Velocity
-from dpsynth.private.clipping import GRID, MARGIN, PerExampleClipper, _squared_norms
+from dpsynth.private.engine import GRID, MARGIN, PerExampleClipper
+from dpsynth.private.engine.rounding import squared_norms
 from dpsynth.private.steps import flow_losses
 
 DIM, CLASSES = 10, 3
@@ -148,7 +149,7 @@ def test_hooks_and_gradients_are_gone_afterwards():
 def test_norms_of_long_rows_are_far_more_exact_than_the_margin():
     rows = torch.randn(3, 5 * 1024 + 7, generator=generator(0)) * torch.logspace(-9, 9, 3)[:, None]
     exact = rows.double().square().sum(1)
-    torch.testing.assert_close(_squared_norms(rows), exact, rtol=MARGIN / 16, atol=0)
+    torch.testing.assert_close(squared_norms(rows), exact, rtol=MARGIN / 16, atol=0)
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, 1e-13, float("nan"), float("inf")])

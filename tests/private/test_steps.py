@@ -12,7 +12,7 @@ from dpsynth.artifacts.lock import Slot
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.schema import Train, Velocity
-from dpsynth.private.clipping import ClippedSum, PerExampleClipper
+from dpsynth.private.engine import ClippedSum, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.steps import (
     LATEST,
@@ -44,7 +44,8 @@ def codes(n, seed=0):
 def state(seed=2):
     with seeded_initialisation(seed):
         net = build_velocity(Velocity(width=8, depth=1), DIM, CLASSES)
-    return TrainingState(net, learning_rate=1e-2, decay=0.9)
+    settings = Train(rate=0.2, steps=12, learning_rate=1e-2, ema=0.9)
+    return TrainingState(net, settings, noise=0.1)
 
 
 def slot(rate=0.2, steps=6, std=1.0):

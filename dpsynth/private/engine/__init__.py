@@ -1,0 +1,21 @@
+"""Per-example clipping at nearly the price of a plain backward pass (docs/engine.md)."""
+
+from dpsynth.private.engine.clipper import (
+    GRID,
+    MARGIN,
+    SMALLEST_CLIP,
+    ClippedSum,
+    Losses,
+    PerExampleClipper,
+)
+from dpsynth.private.engine.settings import EngineSettings
+
+__all__ = [
+    "GRID",
+    "MARGIN",
+    "SMALLEST_CLIP",
+    "ClippedSum",
+    "EngineSettings",
+    "Losses",
+    "PerExampleClipper",
+]

@@ -4,6 +4,7 @@ The two bounds come from one library; a fault in it, or in how it is called, sho
 here before a budget is trusted to it.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -58,6 +59,8 @@ def _rdp_epsilon(merged: Merged, delta: float) -> float:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
+    # It logs each order that it has to leave out: a looser bound, and nothing for a custodian.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     accountant = RdpAccountant(ORDERS)  # its default is add-or-remove-one
     if merged.gaussian is not None:
         accountant.compose(GaussianDpEvent(merged.gaussian))

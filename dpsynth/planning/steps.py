@@ -11,7 +11,7 @@ from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_summary
 from dpsynth.artifacts.spending import SpendState, read_state
-from dpsynth.errors import UsageError, typed
+from dpsynth.errors import DpsynthError, UsageError, typed
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
     facts = lock.facts
     yield Step("plan", "plan", True)
     spent_any = bool(state.charged)
-    yield Step("check", "check", spent_any or (run.curator / "check.json").is_file())
+    yield Step("check", "check", spent_any or _passed(run.curator / "check.json"))
     yield Step("pretrain", "pretrain", run.calibration.is_file())
     if facts["stages"]["moments"] is not None:
         yield Step("release-moments", "release-moments", _released(lock, state))
@@ -111,6 +111,14 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
     sampled = all(read_summary(folder) is not None for folder in folders.values())
     yield Step("sample", "sample", sampled)
     yield Step("evaluate", "evaluate", sampled and _evaluated(run, folders))
+
+
+def _passed(report: Path) -> bool:
+    """Whether the records were found to fit: one bit, which `check` tells anyone by its exit."""
+    try:
+        return read_json(report).get("ok") is True
+    except DpsynthError:
+        return False
 
 
 def _released(lock: Lock, state: SpendState) -> bool:

@@ -82,14 +82,21 @@ def verify(plan: Plan, *, unsafe_seed: int | None = None) -> Lock:
 
 def warnings(plan: Plan) -> list[str]:
     """What the plan allows but should not leave unsaid."""
+    found = []
     limit = 1 / (10 * plan.private.capacity)
     if plan.budget.delta > limit:
-        return [
+        unit = "record" if plan.budget.column is None else "unit"
+        found.append(
             f"warning: delta {plan.budget.delta:g} is above 1/(10 N) = {limit:.2g} for the "
-            f"declared capacity {plan.private.capacity}: a record may be released in full with "
+            f"declared capacity {plan.private.capacity}: a {unit} may be released in full with "
             "probability delta"
-        ]
-    return []
+        )
+    if plan.stages.train is not None and plan.sampling.method == "release":
+        found.append(
+            "warning: stages.train is paid for, and sampling.method: release draws no image from "
+            "its model; for images from the model write sampling: {method: flow}"
+        )
+    return found
 
 
 def make_run(

@@ -103,8 +103,8 @@ def _spending(verified: VerifiedPlan) -> AbstractContextManager[Spender]:
 def _check_order(spender: Spender, lock: Lock) -> None:
     if spender.state.closed:
         raise BudgetError(
-            "this run is closed: its training budget is spent",
-            hint="dpsynth sample RUN",
+            "this run is closed: nothing more may be spent on training",
+            hint="dpsynth sample RUN   (without a model: dpsynth sample RUN --model release)",
         )
     moments = {slot.id for slot in lock.stage_slots("moments")}
     if moments and not moments & spender.state.settled and moments - spender.state.charged:

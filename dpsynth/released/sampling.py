@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.lock import read_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, SamplesWriter, read_samples, read_summary
 from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
+from dpsynth.artifacts.spending import read_state
 from dpsynth.console import note, progress
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import MissingError, UsageError
@@ -239,11 +241,20 @@ def _flow(velocity: VelocityField, dim: int, plan: Plan) -> tuple[Draw, dict[str
 def _model_path(run: RunDir, model: str) -> Path:
     path = (run.public if model == "prior" else run.released) / f"{model}.safetensors"
     if not path.exists():
+        if model == "model" and _is_closed(run):
+            raise MissingError(
+                "this run was closed before its training ended: there is no model",
+                hint="dpsynth sample RUN --model release, distilled or prior",
+            )
         step = "pretrain" if model == "prior" else "train"
         raise MissingError(
             f"{path.parent.name}/{path.name} is not there yet", hint=f"dpsynth {step} RUN"
         )
     return path
+
+
+def _is_closed(run: RunDir) -> bool:
+    return read_state(run, read_lock(run.lock)).closed
 
 
 def _geometry_hash(run: RunDir) -> str:

@@ -241,7 +241,7 @@ def _flow(velocity: VelocityField, dim: int, plan: Plan) -> tuple[Draw, dict[str
 def _model_path(run: RunDir, model: str) -> Path:
     path = (run.public if model == "prior" else run.released) / f"{model}.safetensors"
     if not path.exists():
-        if model == "model" and _is_closed(run):
+        if model == "model" and _closed_early(run):
             raise MissingError(
                 "this run was closed before its training ended: there is no model",
                 hint="dpsynth sample RUN --model release, distilled or prior",
@@ -253,8 +253,10 @@ def _model_path(run: RunDir, model: str) -> Path:
     return path
 
 
-def _is_closed(run: RunDir) -> bool:
-    return read_state(run, read_lock(run.lock)).closed
+def _closed_early(run: RunDir) -> bool:
+    """Whether a run that was to train is closed: without a model, it was closed before its end."""
+    lock = read_lock(run.lock)
+    return bool(lock.stage_slots("train")) and read_state(run, lock).closed
 
 
 def _geometry_hash(run: RunDir) -> str:

@@ -223,8 +223,10 @@ def _noise(lock: Lock) -> str:
         )
     if "train" in stages:
         lines.append(
-            "DP-SGD's noise is a float64 Gaussian, and noisy sums are rounded to a declared grid: "
-            "a mitigation of floating-point attacks, not a proof against them."
+            "DP-SGD's noise is a float64 Gaussian, and noisy sums are rounded to a declared grid; "
+            "clipped gradients are added in float32 over at most 128 records at a time, unless the "
+            "training was told to add exactly: a mitigation of floating-point attacks, not a proof "
+            "against them."
         )
     return _section("Noise", " ".join(lines))
 

@@ -4,16 +4,13 @@ Everything that matters for privacy or for the result is here; paths that only s
 bytes lie are fields too, but never enter the plan's hash (`Plan.facts`).
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import Field, model_validator
 
+from dpsynth.planning.facts import with_paths, without_paths
 from dpsynth.planning.optimizer import Adam, Optimizer, Schedule
 from dpsynth.planning.section import (
-    LATER,
     Fraction,
     PositiveFloat,
     PositiveInt,
@@ -374,7 +371,7 @@ class Plan(Section):
 
     def facts(self) -> dict[str, Any]:
         """The plan without paths, as plain JSON values: what is hashed, locked and handed out."""
-        return _without_paths(self)
+        return without_paths(self)
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> "Plan":
@@ -382,39 +379,4 @@ class Plan(Section):
 
         Raises pydantic's ValidationError (a ValueError) where this version knows no such plan.
         """
-        return cls.model_validate(_with_paths(facts))
-
-
-_PATHS = {"idx": ("images", "labels"), "folder": ("path",), "npz": ("path",)}
-
-
-def _with_paths(value: Any) -> Any:
-    if isinstance(value, dict):
-        placeholders = dict.fromkeys(_PATHS.get(str(value.get("kind")), ()), "-")
-        return {**placeholders, **{key: _with_paths(item) for key, item in value.items()}}
-    return [_with_paths(item) for item in value] if isinstance(value, list) else value
-
-
-def _without_paths(section: BaseModel) -> dict[str, Any]:
-    fields = type(section).model_fields
-    return {
-        key: _plain(value)
-        for key, value in section
-        if not isinstance(value, Path) and not _unsaid(fields[key], value)
-    }
-
-
-def _unsaid(field: FieldInfo, value: Any) -> bool:
-    """Whether a later field holds its default: plans older than it keep their hash."""
-    extra = field.json_schema_extra
-    return isinstance(extra, dict) and LATER in extra and bool(value == field.default)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return _without_paths(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
+        return cls.model_validate(with_paths(facts))

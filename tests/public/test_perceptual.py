@@ -78,7 +78,7 @@ def test_no_weight_trains_no_classifier_and_one_class_is_refused():
 
 def test_older_plans_keep_their_facts():
     assert "perceptual" not in Representation(kind="pca", code=4).autoencoder.model_fields_set
-    from dpsynth.planning.schema import _without_paths
+    from dpsynth.planning.facts import without_paths
 
-    assert "perceptual" not in _without_paths(wanting(0.0))
-    assert _without_paths(wanting(0.3))["perceptual"] == 0.3
+    assert "perceptual" not in without_paths(wanting(0.0))
+    assert without_paths(wanting(0.3))["perceptual"] == 0.3

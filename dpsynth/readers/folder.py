@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from dpsynth.errors import UsageError
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import FolderSource
-from dpsynth.readers.metadata import NAMES, Row, parse_metadata
+from dpsynth.readers.metadata import MOST_METADATA, NAMES, Row, parse_metadata
 from dpsynth.readers.parallel import in_order
 from dpsynth.readers.picture import SUFFIXES, BadPictureError, decode, most_bytes, silence
 from dpsynth.readers.records import (
@@ -24,7 +24,6 @@ from dpsynth.readers.records import (
 )
 from dpsynth.readers.tree import READ_ERRORS, Listing, TooLargeError, Tree, open_tree
 
-MOST_METADATA = 1 << 28
 # A metadata file lies at the root, or in the one folder that an archiver wrapped around it.
 DEEPEST_METADATA = 2
 _PART_BYTES = 1 << 21

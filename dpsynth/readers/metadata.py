@@ -11,7 +11,7 @@ from typing import Any
 from dpsynth.readers.records import UnreadableSourceError, unit_text
 
 NAMES = ("metadata.csv", "metadata.jsonl")
-MOST_CELL = 1 << 28
+MOST_METADATA = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _with_unit(row: Row, values: dict[str, Any] | None, column: str) -> Row:
 
 def _csv_rows(name: str, text: str, column: str | None) -> Iterator[dict[str, Any] | None]:
     # Whatever fits into the file: one long cell must not end the source for all others.
-    csv.field_size_limit(MOST_CELL)
+    csv.field_size_limit(MOST_METADATA)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = list(reader.fieldnames or ())

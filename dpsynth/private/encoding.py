@@ -3,11 +3,11 @@
 What a mechanism reads is a stream: memory does not grow with the records. See docs/sources.md.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.lattice import quantise_rows
-from dpsynth.private.together import shard
+from dpsynth.private.together import Shard, shard
 from dpsynth.public.representation import Representation
 from dpsynth.vault import PrivacyUnits, Record, Units, open_private
 from dpsynth.vault.split import content_hash, content_hashes
@@ -157,11 +157,12 @@ def _by_blocks(
     moved: Moved,
 ) -> Iterator[UnitCodes]:
     """Records that are units, without an object for each."""
-    done, shards = 0.0, _Shard(ranks)
+    done, own = 0.0, Shard(ranks)
     with _Encoder(representation) as encoder:
         chunk = _Chunk(rows, representation.dim)
         for block in units.blocks():
-            mine = shards.take(block.images, block.labels)
+            marks = partial(content_hashes, block.images, block.labels, "shard")
+            mine = own.take(len(block.labels), marks)
             images, labels = block.images[mine], block.labels[mine]
             known = (labels >= 0) & (labels < classes)
             if not known.all():
@@ -174,7 +175,7 @@ def _by_blocks(
                 chunk.add(encoder.quantised(images[part]), labels[part])
             moved(block.done - done)
             done = block.done
-        shards.finish()
+        own.finish()
         if chunk.count:
             yield chunk.taken()
 
@@ -201,30 +202,6 @@ class _Chunk:
 
     def taken(self) -> UnitCodes:
         return UnitCodes(self._codes[: self.count], self._labels[: self.count])
-
-
-class _Shard:
-    """This process's records: number i of the source's order belongs to process i mod world."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._next = ranks, 0
-        self._digest = hashlib.sha256()
-
-    def take(self, images: Images, labels: Codes) -> slice:
-        """Which of the records that follow are this process's."""
-        world, rank = self._ranks.world, self._ranks.rank
-        if world == 1:
-            return slice(None)
-        for found in content_hashes(images, labels, "shard"):
-            self._digest.update(found)
-        first = (rank - self._next) % world
-        self._next = (self._next + len(labels)) % world
-        return slice(first, None, world)
-
-    def finish(self) -> None:
-        """Refuse to go on unless all processes read the same records in the same order."""
-        if self._ranks.world > 1:
-            self._ranks.require_same("the private records that they read", self._digest.hexdigest())
 
 
 def _by_units(

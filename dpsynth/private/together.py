@@ -7,6 +7,7 @@ once, and nothing of the mechanism depends on how many processes there are.
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -27,24 +28,57 @@ MOST_ROUNDING = 2.0**-12
 """Share of C that rounding on every process may take: a quarter of the clip's margin."""
 
 
-def shard(units: Iterable[T], ranks: Ranks, mark: Callable[[T], bytes]) -> Iterator[T]:
-    """This process's units: number i of the source's order belongs to process i mod world.
+class Shard:
+    """Which units are this process's: number i of the source's order belongs to i mod world.
 
     Every unit is in exactly one shard, if all processes read the same units in the same order:
-    after the last one that is checked by a digest of what `mark` says of each. Read it to the end.
+    that is what `finish` checks, by a digest of what each said of every unit.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self._next = ranks, 0
+        self._digest = hashlib.sha256()
+
+    def take(self, count: int, marks: Callable[[], Iterable[bytes]]) -> slice:
+        """Those of the `count` units that follow; `marks` tells them apart, 32 bytes each.
+
+        It is not asked where there is one process alone.
+        """
+        world, rank = self._ranks.world, self._ranks.rank
+        if world == 1:
+            return slice(None)
+        for mark in marks():
+            self._digest.update(mark)
+        first = (rank - self._next) % world
+        self._next = (self._next + count) % world
+        return slice(first, None, world)
+
+    def finish(self) -> None:
+        """Call after the last unit.
+
+        Raises:
+            RankError: the processes read different units; none may be used.
+        """
+        if self._ranks.world > 1:
+            self._ranks.require_same("the private records that they read", self._digest.hexdigest())
+
+
+def shard(units: Iterable[T], ranks: Ranks, mark: Callable[[T], bytes]) -> Iterator[T]:
+    """The units of this process's `Shard`, one by one; read it to the end. `mark` tells each apart.
 
     Raises:
-        RankError: the processes read different units; none may be used.
+        RankError: as `Shard.finish`.
     """
-    if ranks.world == 1:
-        yield from units
-        return
-    digest = hashlib.sha256()
-    for number, unit in enumerate(units):
-        digest.update(hashlib.sha256(mark(unit)).digest())
-        if number % ranks.world == ranks.rank:
-            yield unit
-    ranks.require_same("the private records that they read", digest.hexdigest())
+    own = Shard(ranks)
+    for unit in units:
+        # Hashed, as a unit's mark may be of any length: two must not read as one longer.
+        marks = partial(_hashed, mark, unit)
+        yield from [unit][own.take(1, marks)]
+    own.finish()
+
+
+def _hashed(mark: Callable[[T], bytes], unit: T) -> list[bytes]:
+    return [hashlib.sha256(mark(unit)).digest()]
 
 
 def require_same_codes(representation: Representation, ranks: Ranks) -> None:

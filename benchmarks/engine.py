@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from benchmarks import dual_stream, other_engines
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.schema import Velocity
-from dpsynth.private.engine import PerExampleClipper
+from dpsynth.private.engine import EngineSettings, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.steps import flow_losses, noisy_mean
 
@@ -114,7 +114,9 @@ def private_step(case: Case) -> Callable[[], None]:
     """Clipped sum, noise on the sum, and AdamW; the same physical batch as the plain step."""
     model, data, noise = case.model(), case.data(), NoiseSource()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    clipper = PerExampleClipper(model, case.losses, CLIP, physical=case.batch)
+    clipper = PerExampleClipper(
+        model, case.losses, CLIP, settings=EngineSettings(physical=case.batch)
+    )
 
     def step() -> None:
         noisy = noisy_mean(clipper.clipped_sum(*data), STD, case.batch, noise)

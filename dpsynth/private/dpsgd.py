@@ -24,7 +24,7 @@ from dpsynth.models.velocity import load_velocity, save_velocity
 from dpsynth.planning.schema import Train
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.encoding import private_stream
-from dpsynth.private.engine import GRID, EngineSettings, PerExampleClipper
+from dpsynth.private.engine import DEFAULT, GRID, EngineSettings, PerExampleClipper
 from dpsynth.private.lattice import CODE_MAX
 from dpsynth.private.optimisers import gradient_noise
 from dpsynth.private.steps import PrivateCodes, Workload, append_log, flow_losses, run_chunk
@@ -35,7 +35,6 @@ from dpsynth.released.distill import distilled_path
 from dpsynth.vault.checked import require_checked
 
 MODEL = "model.safetensors"
-DEFAULT = EngineSettings()
 
 
 def train(
@@ -69,6 +68,7 @@ def train(
         last = settled[-1] if settled else None
         training = _Training.resumed(verified, settings, last, ranks, engine)
         ranks.tell({"settled": last.id if last else 0})
+        require_same_codes(training.representation, ranks)
         training.agree()
         _train_chunks(training, spender)
         ranks.tell({})
@@ -85,6 +85,7 @@ def _follow(verified: VerifiedPlan, settings: Train, ranks: Ranks, engine: Engin
     slots = verified.lock.slots
     last = slots[told - 1] if told else None
     training = _Training.resumed(verified, settings, last, ranks, engine)
+    require_same_codes(training.representation, ranks)
     training.agree()
     with training.clipper() as clipper:
         while told := ranks.tell(None):
@@ -165,7 +166,6 @@ class _Training:
     def agree(self) -> None:
         """Refuse to go on unless every process holds the same bits."""
         if self.ranks.world > 1:
-            require_same_codes(self.representation, self.ranks)
             self.ranks.require_same("the state of training", self.state.digest())
 
     def chunk(

@@ -10,7 +10,7 @@ from dpsynth.errors import UsageError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.schema import Velocity
-from dpsynth.private.engine import GRID, MARGIN, PerExampleClipper
+from dpsynth.private.engine import GRID, MARGIN, EngineSettings, PerExampleClipper
 from dpsynth.private.engine.rounding import squared_norms
 from dpsynth.private.steps import flow_losses
 
@@ -59,7 +59,9 @@ def test_agrees_with_materialised_gradients(kind, draws, clip):
     norms = expected.norm(dim=1)
     bound = clip * (1 - MARGIN)
     total = (expected * (bound / norms.clamp(min=bound))[:, None]).sum(0)
-    with PerExampleClipper(net, flow_losses, clip, physical=3) as clipper:  # 3 + 3 + 1: ragged
+    with PerExampleClipper(
+        net, flow_losses, clip, settings=EngineSettings(physical=3)
+    ) as clipper:  # 3 + 3 + 1: ragged
         found = clipper.clipped_sum(*data)
     torch.testing.assert_close(found.norms, norms, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
@@ -129,7 +131,9 @@ def test_physical_batches_change_nothing_but_rounding():
     data, net = batch(11, 2), model("transformer")
     sums = []
     for physical in (1, 4, 11, 50):
-        with PerExampleClipper(net, flow_losses, 0.3, physical=physical) as clipper:
+        with PerExampleClipper(
+            net, flow_losses, 0.3, settings=EngineSettings(physical=physical)
+        ) as clipper:
             sums.append(flat(clipper.clipped_sum(*data)))
     for other in sums[1:]:
         torch.testing.assert_close(other, sums[0], rtol=1e-4, atol=1e-6)

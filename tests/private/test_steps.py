@@ -12,7 +12,7 @@ from dpsynth.artifacts.lock import Slot
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.schema import Train, Velocity
-from dpsynth.private.engine import ClippedSum, PerExampleClipper
+from dpsynth.private.engine import ClippedSum, EngineSettings, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.steps import (
     LATEST,
@@ -103,7 +103,9 @@ def test_physical_batches_change_neither_coins_nor_noise():
     ends = []
     for physical in (2, 64):
         carried = state()
-        with PerExampleClipper(carried.model, flow_losses, 1.0, physical=physical) as clipper:
+        with PerExampleClipper(
+            carried.model, flow_losses, 1.0, settings=EngineSettings(physical=physical)
+        ) as clipper:
             run_chunk(
                 slot(),
                 codes(40),

@@ -8,9 +8,10 @@ from dpsynth.private.engine.clipper import (
     Losses,
     PerExampleClipper,
 )
-from dpsynth.private.engine.settings import EngineSettings
+from dpsynth.private.engine.settings import DEFAULT, EngineSettings
 
 __all__ = [
+    "DEFAULT",
     "GRID",
     "MARGIN",
     "SMALLEST_CLIP",

@@ -16,7 +16,7 @@ from dpsynth.private.engine import isolation
 from dpsynth.private.engine.collect import Collector, Kept, add_weighted
 from dpsynth.private.engine.rehearsal import Rehearsal
 from dpsynth.private.engine.rules import RULES
-from dpsynth.private.engine.settings import EngineSettings, affordable
+from dpsynth.private.engine.settings import DEFAULT, EngineSettings, affordable
 from dpsynth.private.engine.tape import Tape, refuse_gradient
 
 Losses = Callable[..., Tensor]
@@ -58,18 +58,15 @@ class PerExampleClipper:
         losses: Losses,
         clip: float,
         *,
-        physical: int | None = None,
-        settings: EngineSettings | None = None,
+        settings: EngineSettings = DEFAULT,
     ) -> None:
-        """Take the clip norm C >= 1e-12; `physical` (or the settings') examples at once.
+        """Take the clip norm C >= 1e-12.
 
         Raises:
-            UsageError: a clip that is too small or not finite, a physical batch below 1, more
-                weights than the rounding bound covers, or a layer that mixes examples.
+            UsageError: a clip that is too small or not finite, more weights than the rounding
+                bound covers, or a layer that mixes examples.
         """
-        self.settings = settings or EngineSettings(physical=physical)
-        if settings is not None and physical is not None:
-            raise UsageError("clipping got a physical batch twice: give it in the settings alone")
+        self.settings = settings
         self._named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         weights = sum(p.numel() for _, p in self._named)
         if not SMALLEST_CLIP <= clip < float("inf"):
@@ -78,7 +75,7 @@ class PerExampleClipper:
             raise UsageError(f"clipping got a module with {weights} trainable weights")
         isolation.check_layers(module)
         self.clip = clip
-        self.physical = self.settings.physical
+        self.physical = settings.physical
         self._module, self._losses = module, losses
         self._tape = Tape(module, RULES)
         self._rehearsal = Rehearsal(module, losses, self._named)

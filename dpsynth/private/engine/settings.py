@@ -36,6 +36,9 @@ class EngineSettings:
             )
 
 
+DEFAULT = EngineSettings()
+
+
 def affordable(bytes_an_example: int, device: torch.device) -> int:
     """Examples that fit in half of the free memory, or in 1 GiB if that is less; 1 to 4096."""
     room = min(_MOST_BYTES, _free(device) // 2)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from dpsynth.errors import UsageError
-from dpsynth.private.engine import PerExampleClipper
+from dpsynth.private.engine import EngineSettings, PerExampleClipper
 from dpsynth.private.engine.contributions import Factored
 from dpsynth.private.engine.rounding import added
 from dpsynth.private.engine.settings import affordable
@@ -63,7 +63,9 @@ def test_one_record_does_not_turn_the_rounding_of_a_whole_batch(kind, size):
         def loss(m, x, w):
             return m(x).sum(1) * w
 
-        with PerExampleClipper(module, loss, 1.0, physical=size) as clipper:
+        with PerExampleClipper(
+            module, loss, 1.0, settings=EngineSettings(physical=size)
+        ) as clipper:
             clipper._rehearsal.after = lambda *_: None  # not the subject, and slow
             whole = flat(clipper.clipped_sum(x, w).gradients)
             moves.append(float((whole - flat(clipper.clipped_sum(x[1:], w[1:]).gradients)).norm()))

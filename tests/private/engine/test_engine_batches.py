@@ -18,7 +18,9 @@ def test_physical_batches_change_nothing_but_rounding(kind):
     module, x = build(kind), draw(11, 2)
     sums = []
     for physical in (1, 2, 4, 11, 50, None):
-        with PerExampleClipper(module, losses, 0.05, physical=physical) as clipper:
+        with PerExampleClipper(
+            module, losses, 0.05, settings=EngineSettings(physical=physical)
+        ) as clipper:
             sums.append(flat(clipper.clipped_sum(x).gradients))
     for other in sums[1:]:
         torch.testing.assert_close(other, sums[0], rtol=1e-4, atol=1e-6)
@@ -144,6 +146,6 @@ def test_nothing_stays_on_the_module():
 @pytest.mark.parametrize("physical", [0, -1])
 def test_a_meaningless_physical_batch_is_refused(physical):
     with pytest.raises(UsageError):
-        PerExampleClipper(nn.Linear(2, 2), losses, 1.0, physical=physical)
+        PerExampleClipper(nn.Linear(2, 2), losses, 1.0, settings=EngineSettings(physical=physical))
     with pytest.raises(UsageError):
         EngineSettings(physical=physical)

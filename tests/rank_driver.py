@@ -37,7 +37,7 @@ from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.schema import Train, Velocity
 from dpsynth.private.engine import PerExampleClipper
-from dpsynth.private.lattice import exact_sums
+from dpsynth.private.lattice import RunningSums
 from dpsynth.private.steps import PrivateCodes, Workload, flow_losses, run_chunk
 from dpsynth.private.together import gathered, give_sums, own_noise, shard, total_sums
 
@@ -153,7 +153,9 @@ def moments(ranks, n=50):
     rng = np.random.default_rng(4)
     codes, labels = rng.integers(-(2**15), 2**15, (n, 3)), rng.integers(0, 4, n)
     mine = list(shard(range(n), ranks, lambda unit: codes[unit].tobytes()))
-    own = exact_sums(codes[mine], labels[mine], classes=4)
+    running = RunningSums(4, 3)
+    running.add(codes[mine], labels[mine])
+    own = running.total()
     if not ranks.is_main:
         return give_sums(own, ranks)
     exact = total_sums(own, ranks)

@@ -12,24 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.accounting.statistics import CellMoments, CellSums
+from dpsynth.accounting.statistics import CellMoments, CellSums, Statistic
 from dpsynth.artifacts.cells import ReleasedCells
 from dpsynth.artifacts.lock import Slot
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import PlanError, UsageError
 from dpsynth.private.blocks import blocks_of
 from dpsynth.private.encoding import UnitCodes
-from dpsynth.private.lattice import (
-    CODE_MAX,
-    SHARE_BITS,
-    ExactSums,
-    RunningSums,
-    quantise,
-    quantise_rows,
-)
+from dpsynth.private.lattice import CODE_MAX, ExactSums, quantise, quantise_rows
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.products import Whole
-from dpsynth.private.shares import Weights, unit_shares, weights_of
+from dpsynth.private.shares import unit_sums
 from dpsynth.private.together import total_sums
 
 NOWHERE = -1
@@ -138,51 +131,24 @@ def release_cells(
 
 def shard_sums(chunks: Iterable[UnitCodes], frame: Frame, slot: Slot) -> ExactSums:
     """Exact sums of the round that `slot` pays for, in one pass over one chunk or more."""
-    second = blocks_of([slot], frame.radius).second is not None
-    running: RunningSums | None = None
-    for chunk in chunks:
-        units = None if chunk.sizes is None else (chunk.sizes, weights_of(slot.statistic))
-        running = running or _running(frame, second, units is not None)
-        _add_cells(running, chunk.codes, chunk.labels, frame, units)
-    if running is None:
-        raise UsageError("a pass over the codes has one chunk or more, got none")
-    return running.total()
+    return cell_sums(chunks, frame, slot.statistic, second=isinstance(slot.statistic, CellMoments))
 
 
 def cell_sums(
-    codes: Whole,
-    labels: Codes,
-    frame: Frame,
-    *,
-    second: bool,
-    units: tuple[Codes, Weights] | None = None,
+    chunks: Iterable[UnitCodes], frame: Frame, statistic: Statistic, *, second: bool
 ) -> ExactSums:
     """Counts, sums and second moments of residuals by class-cell (Y K, ...): never released.
 
-    A record adds (1, u, u u^T) to one class-cell, |u| <= 2^16, whatever the others are. `units`:
-    sizes (u,) of units of several images and the round's weights; a unit's images then count by
-    one share of it (docs/maths/units.md, U7).
+    A record adds (1, u, u u^T) to one class-cell, |u| <= 2^16, whatever the others are; images of a
+    unit of several count by one share of it (docs/maths/units.md, U7).
     """
-    running = _running(frame, second, units is not None)
-    _add_cells(running, codes, labels, frame, units)
-    return running.total()
 
+    def place(chunk: UnitCodes) -> tuple[Codes, Codes]:
+        cells = assign(chunk.codes, chunk.labels, frame)
+        return residuals(chunk.codes, cells, frame), cells
 
-def _running(frame: Frame, second: bool, shared: bool) -> RunningSums:
-    classes, most, dim = frame.centres.shape
-    return RunningSums(classes * most, dim, second=second, bits=SHARE_BITS if shared else 0)
-
-
-def _add_cells(
-    running: RunningSums,
-    codes: Whole,
-    labels: Codes,
-    frame: Frame,
-    units: tuple[Codes, Weights] | None,
-) -> None:
-    cells = assign(codes, labels, frame)
-    rest = residuals(codes, cells, frame)
-    running.add(rest, cells, None if units is None else unit_shares(rest, cells, *units))
+    classes, most, _ = frame.centres.shape
+    return unit_sums(chunks, classes * most, place, statistic, second=second)
 
 
 def assign(codes: Whole, labels: Codes, frame: Frame, rows: int = _ROWS) -> Codes:

@@ -240,26 +240,3 @@ class RunningSums:
             group = 0 if self._pooled else y
             self._high.add_weighted(group, codes, high)
             self._low.add_weighted(group, codes, low)
-
-
-def exact_sums(
-    codes: Whole,
-    labels: NDArray[np.int64],
-    classes: int,
-    rows: int = 2**20,
-    *,
-    second: bool = True,
-    shares: NDArray[np.int64] | None = None,
-) -> ExactSums:
-    """Per-class count, sum and second moment of quantised codes (n, d), labels (n,).
-
-    `RunningSums` over parts of `rows` records: the same bits for any `rows`. A label outside
-    0..classes - 1 contributes nothing. `second=False` leaves the second moments out. `shares`
-    (n,), from 0 to 2^16: each record counts k / 2^16 times, and the sums are in steps of 2^-16.
-    """
-    bits = 0 if shares is None else SHARE_BITS
-    running = RunningSums(classes, codes.shape[1], second=second, bits=bits)
-    for start in range(0, len(codes), rows):
-        part = slice(start, start + rows)
-        running.add(codes[part], labels[part], None if shares is None else shares[part])
-    return running.total()

@@ -17,17 +17,17 @@ from dpsynth.artifacts.moments import NAME, ReleasedMoments, load_moments, save_
 from dpsynth.artifacts.spending import calibration_hash, spending
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import ALONE, Ranks
-from dpsynth.errors import PlanError, UsageError
+from dpsynth.errors import PlanError
 from dpsynth.planning.rounds import rounds_of
 from dpsynth.planning.schema import Moments, Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.blocks import Blocks, blocks_of
 from dpsynth.private.cells import Frame, frame_of, release_cells, shard_sums
 from dpsynth.private.encoding import UnitCodes, private_stream
-from dpsynth.private.lattice import SHARE_BITS, ExactSums, RunningSums
+from dpsynth.private.lattice import ExactSums
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.session import Round, Session, rounds_in
-from dpsynth.private.shares import unit_shares, weights_of
+from dpsynth.private.shares import unit_sums
 from dpsynth.private.together import give_sums, require_same_codes, total_sums
 from dpsynth.public.representation import load_representation
 from dpsynth.public.within import load_within
@@ -126,20 +126,13 @@ def class_sums(chunks: Iterable[UnitCodes], slots: tuple[Slot, ...], classes: in
     """
     last = slots[-1].statistic
     pooled = not (isinstance(last, ClassMoments) and last.covariance == "class")
-    running: RunningSums | None = None
-    for chunk in chunks:
-        if running is None:
-            bits = 0 if chunk.sizes is None else SHARE_BITS
-            dim = chunk.codes.shape[1]
-            running = RunningSums(classes, dim, pooled=pooled, bits=bits)
-        shares = None
-        if chunk.sizes is not None:
-            weights = weights_of(slots[0].statistic)
-            shares = unit_shares(chunk.codes, chunk.labels, chunk.sizes, weights)
-        running.add(chunk.codes, chunk.labels, shares)
-    if running is None:
-        raise UsageError("a pass over the codes has one chunk or more, got none")
-    return running.total()
+    return unit_sums(
+        chunks,
+        classes,
+        lambda chunk: (chunk.codes, chunk.labels),
+        slots[0].statistic,
+        pooled=pooled,
+    )
 
 
 def _cell_rounds(

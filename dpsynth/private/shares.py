@@ -5,14 +5,16 @@ to the sensitivity of one image. A unit of one image has k = 2^16: its own momen
 Derivation in docs/maths/units.md.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.accounting.statistics import CellMoments, CellSums, ClassMoments, Statistic
-from dpsynth.errors import PlanError
-from dpsynth.private.lattice import CODE_BITS, SHARE_MAX
+from dpsynth.errors import PlanError, UsageError
+from dpsynth.private.encoding import UnitCodes
+from dpsynth.private.lattice import CODE_BITS, SHARE_BITS, SHARE_MAX, ExactSums, RunningSums
 from dpsynth.private.products import Whole
 
 # Of the factor: far above the rounding of the few float operations that lead to it (U6).
@@ -22,6 +24,8 @@ _BLOCK = 2**20
 _HALF = CODE_BITS
 
 Codes = NDArray[np.int64]
+# Rows (n, d) of norm at most 2^16, and their groups (n,).
+Placed = tuple[Whole, Codes]
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,46 @@ def weights_of(statistic: Statistic) -> Weights:
         f"{statistic.kind} bounds one record alone, and the plan's unit has several",
         hint="declare sensitivity: tight, or budget.unit: record",
     )
+
+
+def unit_sums(
+    chunks: Iterable[UnitCodes],
+    groups: int,
+    place: Callable[[UnitCodes], Placed],
+    statistic: Statistic,
+    *,
+    second: bool = True,
+    pooled: bool = False,
+) -> ExactSums:
+    """Exact sums of a round by group, in one pass over one chunk of whole units or more.
+
+    Records count whole, the images of a unit of several by its share. Never released.
+
+    Args:
+        chunks: the units' codes.
+        groups: how many there are (classes, or class-cells).
+        place: a chunk's rows and their groups; a group that is none contributes nothing.
+        statistic: what the round releases; its weights decide on shares.
+        second: whether there are second moments.
+        pooled: one second moment for all groups, (1, d, d).
+
+    Raises:
+        PlanError: units of several images, which `statistic` does not bound.
+        UsageError: no chunk.
+    """
+    running: RunningSums | None = None
+    for chunk in chunks:
+        rows, owners = place(chunk)
+        shares = None
+        if chunk.sizes is not None:
+            shares = unit_shares(rows, owners, chunk.sizes, weights_of(statistic))
+        if running is None:
+            bits, dim = 0 if shares is None else SHARE_BITS, rows.shape[1]
+            running = RunningSums(groups, dim, second=second, pooled=pooled, bits=bits)
+        running.add(rows, owners, shares)
+    if running is None:
+        raise UsageError("a pass over the codes has one chunk or more, got none")
+    return running.total()
 
 
 def unit_shares(codes: Whole, groups: Codes, sizes: Codes, weights: Weights) -> Codes:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from unitkit import exact_sums
 
 from dpsynth.accounting.statistics import (
     ClassMoments,
@@ -16,7 +17,7 @@ from dpsynth.accounting.statistics import (
 )
 from dpsynth.errors import PlanError
 from dpsynth.planning.workload import GRID_SCALE
-from dpsynth.private.lattice import CODE_MAX, SCALE_BITS, Block, exact_sums, quantise
+from dpsynth.private.lattice import CODE_MAX, SCALE_BITS, Block, quantise
 from dpsynth.private.noise import MAX_SCALE, NoiseSource
 
 DIM, CLASSES = 4, 3

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from unitkit import encode_units, joined
+from unitkit import encode_units, exact_sums, joined
 
 from dpsynth.accounting.statistics import (
     ClassMoments,
@@ -15,7 +15,7 @@ from dpsynth.accounting.statistics import (
 from dpsynth.artifacts.lock import Slot
 from dpsynth.errors import PlanError
 from dpsynth.private.encoding import encoded
-from dpsynth.private.lattice import CODE_MAX, exact_sums, quantise
+from dpsynth.private.lattice import CODE_MAX, quantise
 from dpsynth.private.moments import add_noise, blocks_of
 from dpsynth.private.noise import NoiseSource
 from dpsynth.readers.records import Record

@@ -8,28 +8,34 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unitkit import exact_sums
 
 from dpsynth.accounting.statistics import CellMoments, CellSums, ClassMoments, sensitivity
 from dpsynth.artifacts.lock import Slot
 from dpsynth.errors import PlanError, UsageError
+from dpsynth.private import cells as cells_module
 from dpsynth.private.blocks import blocks_of
 from dpsynth.private.cells import (
     NOWHERE,
     Frame,
     assign,
-    cell_sums,
     frame_of,
     release_cells,
     residuals,
 )
 from dpsynth.private.encoding import UnitCodes
-from dpsynth.private.lattice import CODE_MAX, ExactSums, exact_sums, quantise
+from dpsynth.private.lattice import CODE_MAX, ExactSums, quantise
 from dpsynth.private.noise import NoiseSource
 
 DIM, CLASSES, CELLS, CLIP = 4, 3, 5, 2.5
 LLOYD = CellSums(0.6, 0.8, CLASSES, CELLS, DIM)
 LAST = CellMoments(math.sqrt(0.03), math.sqrt(0.27), math.sqrt(0.7), CLASSES, CELLS, DIM)
 ROUNDS = [LLOYD, LAST]
+
+
+def cell_sums(codes, labels, frame, *, second):
+    """Sums of one chunk of records."""
+    return cells_module.cell_sums([UnitCodes(codes, labels)], frame, LAST, second=second)
 
 
 def slot(statistic, std=3.0):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from unitkit import Listed, joined
+from unitkit import Listed, exact_sums, joined
 
 from dpsynth.distributed.ranks import Ranks
 from dpsynth.errors import UsageError
@@ -23,7 +23,6 @@ from dpsynth.private.lattice import (
     SHARE_BITS,
     SHARE_MAX,
     RunningSums,
-    exact_sums,
     quantise,
     quantise_rows,
 )

@@ -15,6 +15,7 @@ from unitkit import (
     Pixels,
     blocks_of,
     coded,
+    exact_sums,
     image,
     named_units,
     whitened_square,
@@ -38,7 +39,6 @@ from dpsynth.private.lattice import (
     SHARE_BITS,
     SHARE_MAX,
     ExactSums,
-    exact_sums,
     quantise,
 )
 from dpsynth.private.moments import add_noise, class_sums
@@ -81,8 +81,7 @@ def ours(records, statistic):
     data = coded(records, MOST)
     if isinstance(statistic, ClassMoments):
         return class_sums([data], (slot(statistic),), CLASSES)
-    units = data.sizes, weights_of(statistic)
-    return cell_sums(data.codes, data.labels, FRAME, second=True, units=units)
+    return cell_sums([data], FRAME, statistic, second=True)
 
 
 def each_image_alone(records, statistic):
@@ -285,8 +284,7 @@ def test_neither_batching_nor_sharding_moves_a_bit(name, monkeypatch):
     def summed(data):
         if isinstance(statistic, ClassMoments):
             return class_sums([data], (slot(statistic),), CLASSES)
-        units = data.sizes, weights_of(statistic)
-        return cell_sums(data.codes, data.labels, FRAME, second=True, units=units)
+        return cell_sums([data], FRAME, statistic, second=True)
 
     shards = [summed(part) for part in parts]
     backwards = shards[-1]

@@ -7,7 +7,7 @@ import numpy as np
 from dpsynth.accounting.statistics import CellSums, ClassMoments
 from dpsynth.planning.schema import ImageShape
 from dpsynth.private.encoding import UnitCodes, encoded
-from dpsynth.private.lattice import CODE_MAX
+from dpsynth.private.lattice import CODE_MAX, SHARE_BITS, RunningSums
 from dpsynth.readers import Record
 from dpsynth.vault import NamedUnits
 
@@ -59,6 +59,16 @@ def joined(parts):
 def encode_units(units, representation, classes):
     """All of `encoded` in memory."""
     return joined(encoded(units, representation, classes))
+
+
+def exact_sums(codes, labels, classes, rows=2**20, *, second=True, shares=None):
+    """All at once of `RunningSums`, over parts of `rows` records: the same bits for any `rows`."""
+    bits = 0 if shares is None else SHARE_BITS
+    running = RunningSums(classes, codes.shape[1], second=second, bits=bits)
+    for start in range(0, len(codes), rows):
+        part = slice(start, start + rows)
+        running.add(codes[part], labels[part], None if shares is None else shares[part])
+    return running.total()
 
 
 def image(pixels, label, unit):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from benchmarks import dual_stream, other_engines
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Velocity
+from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import EngineSettings, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.steps import flow_losses, noisy_mean

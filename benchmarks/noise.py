@@ -20,7 +20,7 @@ from torch import nn
 
 from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Velocity
+from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import ClippedSum
 from dpsynth.private.keystream import Keys
 from dpsynth.private.noise import NoiseSource

@@ -35,7 +35,8 @@ from dpsynth.distributed.joining import joined
 from dpsynth.errors import BudgetError, DataError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Train, Velocity
+from dpsynth.planning.schema import Train
+from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import PerExampleClipper
 from dpsynth.private.lattice import RunningSums
 from dpsynth.private.steps import PrivateCodes, Workload, flow_losses, run_chunk

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import UsageError
-from dpsynth.planning.schema import Velocity
+from dpsynth.planning.velocity import Velocity
 
 FORMAT = "dpsynth-velocity-1"
 FREQUENCIES = 16

@@ -13,12 +13,15 @@ from pydantic.fields import FieldInfo
 from dpsynth.planning.section import LATER
 
 _PATHS = {"idx": ("images", "labels"), "folder": ("path",), "npz": ("path",)}
+_ENCODED = "sentence"  # a caption release with a text encoder's folder
 
 
 def with_paths(value: Any) -> Any:
     """Facts with a placeholder in each path's place."""
     if isinstance(value, dict):
         placeholders = dict.fromkeys(_PATHS.get(str(value.get("kind")), ()), "-")
+        if value.get("features") == _ENCODED:
+            placeholders["encoder"] = "-"
         return {**placeholders, **{key: with_paths(item) for key, item in value.items()}}
     return [with_paths(item) for item in value] if isinstance(value, list) else value
 

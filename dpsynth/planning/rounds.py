@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from dpsynth.errors import PlanError
-from dpsynth.planning.schema import Cells, Plan, RoundShares
+from dpsynth.planning.release import Cells, RoundShares
+from dpsynth.planning.schema import Plan
 
 FIRST = "moments"
 """Name of the first round: class moments."""

@@ -8,10 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dpsynth.planning.allocation import Allocation
+from dpsynth.planning.captions import Captions, Template, captions_fault
 from dpsynth.planning.facts import with_paths, without_paths
 from dpsynth.planning.optimizer import Adam, Optimizer, Schedule
+from dpsynth.planning.release import Moments
 from dpsynth.planning.section import (
     Fraction,
+    PathField,
     PositiveFloat,
     PositiveInt,
     Rate,
@@ -20,6 +24,7 @@ from dpsynth.planning.section import (
 )
 from dpsynth.planning.source_kinds import Source
 from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_units
+from dpsynth.planning.velocity import Velocity
 
 
 class Budget(Section):
@@ -90,6 +95,14 @@ class Private(Section):
     held_out: HeldOut
     public: bool = False
     cap: Cap | None = None
+    captions: Captions | None = later(None)
+
+    @property
+    def conditions(self) -> int:
+        """How many things a model of this plan may be asked for: classes, or fillings."""
+        if isinstance(self.captions, Template):
+            return self.captions.count(self.classes)
+        return len(self.classes)
 
     @model_validator(mode="after")
     def _distinct_classes(self) -> "Private":
@@ -144,64 +157,6 @@ class Representation(Section):
     autoencoder: Autoencoder = Autoencoder()
 
 
-class Blocks(Section):
-    """Shares of the squared joint sensitivity: a^2 : b^2 : c^2, normalised to sum to one."""
-
-    count: PositiveFloat = 0.05
-    sum: PositiveFloat = 0.55
-    second: PositiveFloat = 0.4
-
-
-class RoundShares(Section):
-    """Shares of 1/sigma^2 of a cell release: its first round, all Lloyd rounds, its last round."""
-
-    first: PositiveFloat
-    lloyd: PositiveFloat
-    last: PositiveFloat
-
-
-class Cells(Section):
-    """Moments by cells inside each class, released in rounds (docs/maths/cells.md).
-
-    `most`: cells a class may have; `lloyd`: DP-Lloyd rounds. What is left out follows from the
-    declared N, classes, code size, epsilon and delta by a public rule (`planning.rounds`).
-    `template`: publicly deformed decodings of each centre join the shrinkage targets.
-    """
-
-    most: Annotated[int, Field(ge=1, le=256)] | None = None
-    lloyd: Annotated[int, Field(ge=0, le=16)] | None = None
-    shares: RoundShares | None = None
-    blocks: Blocks = Blocks(count=0.02, sum=0.08, second=0.9)
-    template: bool = True
-
-
-class Moments(Section):
-    """The moment release (StraightDP, section 3.1): one Gaussian mechanism, or the paper's two.
-
-    `rank`, `floor`, `least_count`: post-processing of the noisy second moments.
-    """
-
-    weight: PositiveFloat = 1.0
-    covariance: Literal["class", "shared"] = "class"
-    sensitivity: Literal["tight", "paper"] = "tight"
-    blocks: Blocks = Blocks()
-    rank: PositiveInt | None = None
-    floor: PositiveFloat = 1e-2
-    least_count: PositiveFloat = 20.0
-    spares: Annotated[int, Field(ge=0, le=3)] = 0
-    cells: Cells | None = later(None)
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "Moments":
-        if self.sensitivity == "paper" and self.covariance != "shared":
-            raise ValueError("sensitivity: paper needs covariance: shared")
-        if self.sensitivity == "paper" and self.cells is not None:
-            raise ValueError("cells need sensitivity: tight")
-        if self.cells is not None and self.covariance != "class":
-            raise ValueError("cells need covariance: class (each cell has a covariance of its own)")
-        return self
-
-
 class Train(Section):
     """DP-SGD on the rectified flow over declared time buckets on [tau, 1] (section 3.2).
 
@@ -221,6 +176,8 @@ class Train(Section):
     label_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     optimizer: Optimizer = later(Adam())
     schedule: Schedule = later(Schedule())
+    allocation: Allocation | None = later(None)
+    parameters: Literal["all", "last"] = later("all")
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> "Train":
@@ -243,14 +200,6 @@ class Stages(Section):
         if self.moments is None and self.train is None:
             raise ValueError("declare at least one stage: moments, train")
         return self
-
-
-class Velocity(Section):
-    """The velocity model v(x, t, y) on codes."""
-
-    kind: Literal["mlp", "transformer"] = "mlp"
-    width: PositiveInt = 128
-    depth: PositiveInt = 3
 
 
 class Prior(Section):
@@ -295,7 +244,9 @@ class Sampling(Section):
     samples without it are always drawn and measured beside.
     """
 
-    method: Literal["release", "flow"] = "release"
+    method: Literal["release", "flow", "guide"] = "release"
+    start: Literal["plateau"] | Fraction = later("plateau")
+    captions: PathField | None = later(None)
     count: PositiveInt = 10_000
     steps: PositiveInt = 25
     guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.5
@@ -358,8 +309,21 @@ class Plan(Section):
     def _stages_fit(self) -> "Plan":
         if self.distillation is not None and self.stages.moments is None:
             raise ValueError("distillation needs stages.moments")
-        if self.sampling.method == "release" and self.stages.moments is None:
-            raise ValueError("sampling.method: release needs stages.moments")
+        if self.sampling.method != "flow" and self.stages.moments is None:
+            raise ValueError(f"sampling.method: {self.sampling.method} needs stages.moments")
+        return self
+
+    @model_validator(mode="after")
+    def _captions_fit(self) -> "Plan":
+        fault = captions_fault(
+            self.private.captions,
+            self.stages.moments.captions if self.stages.moments else None,
+            conditions=self.private.conditions,
+            velocity=self.velocity.kind,
+            drawn_for=self.sampling.captions is not None,
+        )
+        if fault:
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")

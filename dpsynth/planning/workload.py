@@ -22,8 +22,9 @@ from dpsynth.accounting.statistics import (
 )
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.errors import PlanError
+from dpsynth.planning.release import Blocks, Cells, Moments
 from dpsynth.planning.rounds import FIRST, LAST, Rounds, rounds_of
-from dpsynth.planning.schema import Blocks, Cells, Moments, Plan, Train
+from dpsynth.planning.schema import Plan, Train
 
 GRID_SCALE = 2.0**30
 MAX_SLOTS = 100_000

@@ -18,8 +18,9 @@ from dpsynth.artifacts.spending import calibration_hash, spending
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import PlanError
+from dpsynth.planning.release import Moments
 from dpsynth.planning.rounds import rounds_of
-from dpsynth.planning.schema import Moments, Plan
+from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.blocks import Blocks, blocks_of
 from dpsynth.private.cells import Frame, frame_of, release_cells, shard_sums

@@ -34,7 +34,8 @@ from dpsynth.models.autoencoder import as_bytes, pixels
 from dpsynth.models.field import AnalyticField
 from dpsynth.models.seeding import generator
 from dpsynth.models.velocity import save_velocity
-from dpsynth.planning.schema import Moments, Plan
+from dpsynth.planning.release import Moments
+from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public import calibrate
 from dpsynth.public.augment import seen

@@ -10,7 +10,8 @@ from dpsynth.models.flow import drop_labels, flow_loss
 from dpsynth.models.seeding import batches, generator, seeded_initialisation
 from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Prior, Velocity
+from dpsynth.planning.schema import Prior
+from dpsynth.planning.velocity import Velocity
 
 
 @one_thread()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpsynth.artifacts.cells import ReleasedCells
 from dpsynth.artifacts.moments import ReleasedMoments
-from dpsynth.planning.schema import Moments
+from dpsynth.planning.release import Moments
 from dpsynth.released import shrink
 from dpsynth.released.centres import cut_covariances
 from dpsynth.released.estimate import (

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.artifacts.moments import ReleasedMoments
-from dpsynth.planning.schema import Moments
+from dpsynth.planning.release import Moments
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,8 @@ from dpsynth.artifacts.settled import require_settled
 from dpsynth.console import progress
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.field import AnalyticField
-from dpsynth.planning.schema import Moments, Plan
+from dpsynth.planning.release import Moments
+from dpsynth.planning.schema import Plan
 from dpsynth.public.representation import GEOMETRY, load_representation
 from dpsynth.public.within import WITHIN, load_within
 from dpsynth.released.cells import estimate_cells

@@ -18,7 +18,7 @@ from dpsynth.artifacts.cells import (
 )
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import MissingError, UsageError
-from dpsynth.planning.schema import Cells
+from dpsynth.planning.release import Cells
 
 NUMBERS = ("count_std", "sum_std", "second_std", "radius", "clip")
 NUMBER = st.floats(0, 1e300)

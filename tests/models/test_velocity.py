@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity, load_velocity, save_velocity
-from dpsynth.planning.schema import Velocity
+from dpsynth.planning.velocity import Velocity
 
 CLASSES = 3
 KINDS = [Velocity(kind="mlp", width=32, depth=2), Velocity(kind="transformer", width=32, depth=2)]

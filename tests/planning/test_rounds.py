@@ -19,8 +19,9 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.spending import close_run, spending
 from dpsynth.errors import BudgetError, PlanError
 from dpsynth.planning import table
+from dpsynth.planning.release import Cells, Moments, RoundShares
 from dpsynth.planning.rounds import MOST, Rounds, cells_worth, lloyd_rounds, rounds_of
-from dpsynth.planning.schema import Cells, Moments, Plan, RoundShares
+from dpsynth.planning.schema import Plan
 from dpsynth.planning.steps import status
 from dpsynth.planning.verify import load_verified, make_run, verify
 from dpsynth.planning.workload import coordinates, follows, noise_std, slots

@@ -9,7 +9,7 @@ from torch import nn
 from dpsynth.errors import UsageError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Velocity
+from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import GRID, MARGIN, EngineSettings, PerExampleClipper
 from dpsynth.private.engine.rounding import squared_norms
 from dpsynth.private.steps import flow_losses

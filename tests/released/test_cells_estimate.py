@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dpsynth.artifacts.cells import ReleasedCells
 from dpsynth.artifacts.moments import ReleasedMoments
-from dpsynth.planning.schema import Cells, Moments
+from dpsynth.planning.release import Cells, Moments
 from dpsynth.released.cells import estimate_cells
 
 RADIUS, DIM = 4.0, 3

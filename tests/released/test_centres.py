@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpsynth.artifacts.cells import ReleasedCells
 from dpsynth.artifacts.moments import ReleasedMoments
-from dpsynth.planning.schema import Moments
+from dpsynth.planning.release import Moments
 from dpsynth.released.centres import (
     cells_by_class,
     first_centres,

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from dpsynth.artifacts.moments import ReleasedMoments, load_moments, save_moments
 from dpsynth.artifacts.tensors import save_tensors
 from dpsynth.errors import MissingError, UsageError
-from dpsynth.planning.schema import Moments
+from dpsynth.planning.release import Moments
 from dpsynth.released.estimate import estimate
 
 Y, D = 3, 4

@@ -12,7 +12,9 @@ from dpsynth.models.field import AnalyticField
 from dpsynth.models.flow import euler
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Cells, Distillation, Velocity
+from dpsynth.planning.release import Cells
+from dpsynth.planning.schema import Distillation
+from dpsynth.planning.velocity import Velocity
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released import distill as module
 from dpsynth.released.estimate import ClassGaussians, ClassMixtures, as_mixtures

@@ -1,0 +1,70 @@
+"""The moment release that a plan declares: blocks, cells, projection, captions."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dpsynth.planning.captions import CaptionRelease
+from dpsynth.planning.section import PositiveFloat, PositiveInt, Section, later
+
+
+class Blocks(Section):
+    """Shares of the squared joint sensitivity: a^2 : b^2 : c^2, normalised to sum to one."""
+
+    count: PositiveFloat = 0.05
+    sum: PositiveFloat = 0.55
+    second: PositiveFloat = 0.4
+
+
+class RoundShares(Section):
+    """Shares of 1/sigma^2 of a cell release: its first round, all Lloyd rounds, its last round."""
+
+    first: PositiveFloat
+    lloyd: PositiveFloat
+    last: PositiveFloat
+
+
+class Cells(Section):
+    """Moments by cells inside each class, released in rounds (docs/maths/cells.md).
+
+    `most`: cells a class may have; `lloyd`: DP-Lloyd rounds. What is left out follows from the
+    declared N, classes, code size, epsilon and delta by a public rule (`planning.rounds`).
+    `template`: publicly deformed decodings of each centre join the shrinkage targets.
+    """
+
+    most: Annotated[int, Field(ge=1, le=256)] | None = None
+    lloyd: Annotated[int, Field(ge=0, le=16)] | None = None
+    shares: RoundShares | None = None
+    blocks: Blocks = Blocks(count=0.02, sum=0.08, second=0.9)
+    template: bool = True
+
+
+class Moments(Section):
+    """The moment release (StraightDP, section 3.1): one Gaussian mechanism, or the paper's two.
+
+    `rank`, `floor`, `least_count`: post-processing of the noisy second moments.
+    """
+
+    weight: PositiveFloat = 1.0
+    covariance: Literal["class", "shared"] = "class"
+    sensitivity: Literal["tight", "paper"] = "tight"
+    blocks: Blocks = Blocks()
+    rank: PositiveInt | None = None
+    floor: PositiveFloat = 1e-2
+    least_count: PositiveFloat = 20.0
+    spares: Annotated[int, Field(ge=0, le=3)] = 0
+    cells: Cells | None = later(None)
+    projection: PositiveInt | None = later(None)
+    captions: CaptionRelease | None = later(None)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Moments":
+        if self.sensitivity == "paper" and self.covariance != "shared":
+            raise ValueError("sensitivity: paper needs covariance: shared")
+        if self.sensitivity == "paper" and self.cells is not None:
+            raise ValueError("cells need sensitivity: tight")
+        if self.captions is not None and (self.cells is not None or self.covariance != "shared"):
+            raise ValueError("a caption release needs covariance: shared, and has no cells")
+        if self.cells is not None and self.covariance != "class":
+            raise ValueError("cells need covariance: class (each cell has a covariance of its own)")
+        return self

@@ -69,16 +69,20 @@ class PerExampleClipper:
         self.settings = settings
         self._named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         weights = sum(p.numel() for _, p in self._named)
-        if not SMALLEST_CLIP <= clip < float("inf"):
-            raise UsageError(f"clipping got clip {clip}, expected a number from {SMALLEST_CLIP}")
+        self.set_clip(clip)
         if not 0 < weights <= GRID**-1:
             raise UsageError(f"clipping got a module with {weights} trainable weights")
         isolation.check_layers(module)
-        self.clip = clip
         self.physical = settings.physical
         self._module, self._losses = module, losses
         self._tape = Tape(module, RULES)
         self._rehearsal = Rehearsal(module, losses, self._named)
+
+    def set_clip(self, clip: float) -> None:
+        """Clip to norm C from the next sum on. UsageError as at the start."""
+        if not SMALLEST_CLIP <= clip < float("inf"):
+            raise UsageError(f"clipping got clip {clip}, expected a number from {SMALLEST_CLIP}")
+        self.clip = clip
 
     def clipped_sum(self, *batch: Tensor) -> ClippedSum:
         """Clipped sum over a batch of tensors (B, ...); zeros for B = 0.

@@ -26,9 +26,12 @@ Kept = dict[tuple[str, ...], Contribution]
 
 
 def add_weighted(total: dict[str, Tensor], kept: Kept, factors: Tensor) -> None:
-    """Add the sum over examples of factor times gradient to `total`; empties `kept` on the way."""
+    """Add the sum over examples of factor times gradient to `total`; empties `kept` on the way.
+
+    The last to arrive come first: they may still be in the cache.
+    """
     scratch = Scratch()
-    for labels in list(kept):
+    for labels in reversed(list(kept)):
         flat = [total[name].view(-1) for name in labels]
         kept.pop(labels).add_weighted(flat, factors, scratch)
 

@@ -21,7 +21,7 @@ CHAIN = 128
 """Examples that one float32 product adds; beyond them sums are float64 (D2 of dpsgd.md)."""
 _PIECE = 2**22
 """Numbers materialised at once: pieces of this size stay in the allocator's hands."""
-_SHORT, _VECTOR = 8, 1024
+_VECTOR = 1024
 """Gradients of at most so many numbers (biases, scales) are added in float64 throughout."""
 
 
@@ -142,7 +142,9 @@ class Factored:
             a, g = torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT)
             if self.bias:
                 a += 1
-            left, right = (x.diagonal(dim1=1, dim2=2).sum(dim=1) for x in (a, g))
+            # Traces by a product with ones on the diagonal: torch's sums over short axes are slow.
+            diagonal = torch.eye(tokens, dtype=a.dtype, device=a.device).flatten()
+            left, right = a.flatten(1) @ diagonal, g.flatten(1) @ diagonal
             found = a.mul_(g).sum(dim=2).sum(dim=1, dtype=torch.float64)
         return Squares(found, left, right, self.a.shape[2] + self.g.shape[2] + tokens + 9)
 
@@ -151,18 +153,19 @@ class Factored:
         return torch.bmm(self.g[part].mT, self.a[part]).flatten(1)
 
     def add_weighted(self, totals: list[Tensor], factors: Tensor, scratch: Scratch) -> None:
-        """One matrix product over a chain's examples and tokens; the smaller factor is scaled."""
-        inputs, outputs = self.a.shape[2], self.g.shape[2]
-        if self.bias:  # float32 over one example's tokens, float64 over examples
-            totals[1] += factors @ _token_sums(self.g).double()
-        a, g = self.a, self.g
-        if inputs <= outputs:
-            a = scratch.scaled(a, factors)
-        else:
-            g = scratch.scaled(g, factors)
-        for part in chains(len(g)):
-            product = g[part].reshape(-1, outputs).T @ a[part].reshape(-1, inputs)
-            totals[0] += product.flatten()
+        """By chains, so that each is read from memory once; the smaller factor is scaled."""
+        tokens, inputs, outputs = self.a.shape[1], self.a.shape[2], self.g.shape[2]
+        repeated = factors.repeat_interleave(tokens)
+        for part in chains(len(factors)):
+            a, g, c = self.a[part], self.g[part], factors[part]
+            if self.bias:  # float64 over tokens and examples
+                each = repeated[part.start * tokens : part.stop * tokens]
+                totals[1] += each @ g.reshape(-1, outputs).double()
+            if inputs <= outputs:
+                a = scratch.scaled(a, c)
+            else:
+                g = scratch.scaled(g, c)
+            totals[0] += (g.reshape(-1, outputs).T @ a.reshape(-1, inputs)).flatten()
 
     def take(self, index: Tensor) -> "Factored":
         """See the protocol."""
@@ -209,16 +212,6 @@ class Gathered:
         return Gathered(self.ids[index], self.g[index], self.table)
 
 
-def _token_sums(g: Tensor) -> Tensor:
-    """Sums (B, O) over tokens; torch's own sum is slow over a short axis."""
-    if g.shape[1] > _SHORT:
-        return g.sum(dim=1)
-    total = g[:, 0].clone()
-    for token in range(1, g.shape[1]):
-        total += g[:, token]
-    return total
-
-
 def stored(x: Tensor) -> Tensor:
     """The values that norm and sum share: half-precision numbers exactly, as float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -230,9 +223,9 @@ def chains(examples: int) -> Iterator[slice]:
         yield slice(start, min(examples, start + CHAIN))
 
 
-def pieces(size: int, examples: int) -> Iterator[slice]:
-    """Slices of examples whose gradients of `size` numbers fit in one piece."""
-    step = max(1, _PIECE // max(1, size))
+def pieces(size: int, examples: int, most: int = _PIECE) -> Iterator[slice]:
+    """Slices of examples of `size` numbers each that hold at most `most` numbers."""
+    step = max(1, most // max(1, size))
     for start in range(0, examples, step):
         yield slice(start, min(examples, start + step))
 

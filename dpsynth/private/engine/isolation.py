@@ -12,7 +12,8 @@ from dpsynth.errors import UsageError
 from dpsynth.private.engine.collect import Named
 from dpsynth.private.engine.tape import Tape
 
-Versions = dict[str, tuple[Tensor, int]]
+Versions = dict[tuple[int, str], tuple[Tensor, int]]
+"""(id of the layer, name in it) -> a parameter or buffer, and how often it was written."""
 
 _locks: "weakref.WeakKeyDictionary[nn.Module, threading.Lock]" = weakref.WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -67,10 +68,13 @@ def versions(module: nn.Module) -> Versions:
 
     The tensors are held: the id of one that is gone may come back as another's.
     """
-    found = {f"buffer {name}": (b, b._version) for name, b in module.named_buffers()}
-    for name, parameter in module.named_parameters():
-        found[name] = (parameter, parameter._version)
-    return found
+    return {
+        (id(owner), name): (x, x._version)
+        for owner in module.modules()
+        for table in (owner._parameters, owner._buffers)
+        for name, x in table.items()
+        if x is not None
+    }
 
 
 def check_written(module: nn.Module, before: Versions) -> None:

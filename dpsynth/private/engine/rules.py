@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpsynth.private.engine.attention import multi_head_attention
-from dpsynth.private.engine.contributions import Factored, Gathered, Sampled, stored
+from dpsynth.private.engine.contributions import Factored, Gathered, Sampled, pieces, stored
 from dpsynth.private.engine.convolution import convolution
 from dpsynth.private.engine.tape import Given, Tape, Tracked, plain
+
+_CACHED = 2**17
+"""Numbers that are worked out and summed at a time, so that they stay in the cache."""
 
 
 def linear(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -99,26 +102,39 @@ def layer_norm(  # noqa: PLR0917 (as torch calls it)
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    """With y = xhat w + b: the sums over tokens of dy xhat and dy, with xhat worked out again."""
+    """With y = xhat w + b: the sums over tokens of dy xhat and dy; xhat by the pass's moments."""
     if isinstance(x, Tracked) or tape.strangers(weight, bias):
         tape.refuse(func, x, weight, bias)
-    output: Tensor = functional.layer_norm(x, shape, plain(weight), plain(bias), eps)
     kept, examples = x.detach(), tape.examples
+    full = stored(kept) is kept and not torch.is_autocast_enabled(x.device.type)
+    apply = torch.native_layer_norm if full else torch.layer_norm
+    found: Any = apply(x, shape, plain(weight), plain(bias), eps)
+    output, *moments = found if full else [found]
+    moments = [y.detach() for y in moments]
 
     def given(g: Tensor) -> Given:
-        g = stored(g)
-        found: Given = []
+        g = stored(g).reshape(examples, -1, used[0].plain.numel())
+        contributions: Given = []
         if isinstance(weight, Tracked):
-            scaled = g * functional.layer_norm(stored(kept), shape, eps=eps)
-            sums = scaled.reshape(examples, -1, weight.plain.numel()).sum(dim=1)
-            found.append(([weight], Sampled([sums])))
+            a = stored(kept)
+            mean, scale = moments or torch.native_layer_norm(a, shape, None, None, eps)[1:]
+            parts = [y.reshape(*g.shape[:2], -1) for y in (a, mean, scale)]
+            contributions.append(([weight], Sampled([_normal_sums(g, *parts)])))
         if isinstance(bias, Tracked):
-            sums = g.reshape(examples, -1, bias.plain.numel()).sum(dim=1)
-            found.append(([bias], Sampled([sums])))
-        return found
+            contributions.append(([bias], Sampled([g.sum(dim=1)])))
+        return contributions
 
     used = [one for one in (weight, bias) if isinstance(one, Tracked)]
     return tape.record("layer_norm", output, used, given, kept)
+
+
+def _normal_sums(g: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Sums (B, P) over tokens of g (x - mean) scale, for g, x (B, T, P) and the rest (B, T, 1)."""
+    sums = torch.empty_like(g[:, 0])
+    for part in pieces(g[0].numel(), len(g), _CACHED):
+        product = (x[part] - mean[part]).mul_(scale[part]).mul_(g[part])
+        torch.sum(product, dim=1, out=sums[part])
+    return sums
 
 
 def group_norm(  # noqa: PLR0917 (as torch calls it)

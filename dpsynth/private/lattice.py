@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpsynth.errors import PlanError, UsageError
 from dpsynth.private.noise import MAX_SCALE, NoiseSource
-from dpsynth.private.products import Products, Whole
+from dpsynth.private.products import Products, Sums, Whole
 
 CODE_BITS = 16
 CODE_MAX = 2**CODE_BITS
@@ -22,6 +22,8 @@ CODE_MAX = 2**CODE_BITS
 SCALE_BITS = 30
 # Numbers quantised at once: they stay in the processor's cache. Changes no bit of any result.
 _NEAR = 2**17
+# Codes whose sum int32 holds.
+_INT_ROWS = 2 ** (30 - CODE_BITS)
 # A unit of several images counts by a share k / 2^16 of itself (`private.shares`).
 SHARE_BITS = 16
 SHARE_MAX = 2**SHARE_BITS
@@ -39,22 +41,22 @@ def quantise(code: NDArray[np.float64], radius: float) -> NDArray[np.int64] | No
 
 
 def quantise_rows(
-    codes: NDArray[np.float64], radius: float
+    codes: NDArray[np.float64], radius: float, out: NDArray[np.int32] | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """`quantise` of many codes (n, d): int32 (n, d), and which rows (n,) are finite.
 
     A row that is not finite is zero. Each row's bits are a function of that row alone, on any
     machine: elementwise operations, and sums that are exact in whole numbers. (Their squares do
-    not fit int32: widen before a product.)
+    not fit int32: widen before a product.) `out` (n, d) is overwritten, and then what is returned.
     """
-    whole = np.zeros(codes.shape, np.int32)
+    whole = np.empty(codes.shape, np.int32) if out is None else out
     finite = np.ones(len(codes), np.bool_)
     scale = CODE_MAX / radius
     step = max(1, _NEAR // max(1, codes.shape[1]))
     for start in range(0, len(codes), step):
         part = codes[start : start + step]
         with np.errstate(over="ignore", invalid="ignore"):
-            steps = part * scale
+            steps = np.multiply(part, scale, order="C")
             np.trunc(steps, out=steps)
             # Exact where it is at most 2^32; above, or not a number, the code is cut below.
             fits = _inside(steps)
@@ -87,7 +89,9 @@ def _cut(
 
 def _inside(whole: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which rows (n,) of whole numbers have a norm of at most 2^16; not a number has none."""
-    found: NDArray[np.bool_] = np.einsum("ij,ij->i", whole, whole) <= CODE_MAX**2
+    # A BLAS product for each row: a third of the time of einsum's loop.
+    squares = whole[:, None, :] @ whole[:, :, None]
+    found: NDArray[np.bool_] = squares[:, 0, 0] <= CODE_MAX**2
     return found
 
 
@@ -183,7 +187,8 @@ class RunningSums:
         self, classes: int, dim: int, *, second: bool = True, pooled: bool = False, bits: int = 0
     ) -> None:
         self._bits, self._pooled = bits, pooled
-        self._counts, self._sums = np.zeros(classes, object), np.zeros((classes, dim), object)
+        self._counts = np.zeros(classes, object)
+        self._sums = Sums(classes, dim, CODE_BITS + bits)
         groups, size = 1 if pooled else classes, dim if second else 0
         self._whole = Products(groups, size, 2 * CODE_BITS)
         # Shares in two halves of 8 bits, so that products stay below 2^40 and float64 holds them.
@@ -206,12 +211,17 @@ class RunningSums:
             raise UsageError("shares and sums in steps of 2^-16 go together")
         order = np.argsort(labels, kind="stable")
         ends = np.searchsorted(labels[order], np.arange(len(self._counts) + 1))
+        together = shares is None and self._pooled and self._second
+        if together:  # one product for all classes: no class's rows wait to be picked out
+            known = order[ends[0] : ends[-1]]
+            self._whole.add(0, codes if len(known) == len(codes) else codes[np.sort(known)])
         for y in np.flatnonzero(np.diff(ends)).tolist():
             mine = order[ends[y] : ends[y + 1]]
+            rows = codes.take(mine, axis=0)
             if shares is None:
-                self._add_whole(y, codes[mine])
+                self._add_whole(y, rows, second=self._second and not together)
             else:
-                self._add_shared(y, codes[mine], shares[mine])
+                self._add_shared(y, rows, shares[mine])
 
     def total(self) -> ExactSums:
         """The sums of all that was added."""
@@ -219,22 +229,26 @@ class RunningSums:
         if self._high is not None and self._low is not None:
             high, low = self._high.total(), self._low.total()
             seconds = seconds * SHARE_MAX + high * (1 << _HALF) + low
-        return ExactSums(self._counts.copy(), self._sums.copy(), seconds, self._bits)
+        return ExactSums(self._counts.copy(), self._sums.total(), seconds, self._bits)
 
-    def _add_whole(self, y: int, codes: Whole) -> None:
+    def _add_whole(self, y: int, codes: Whole, *, second: bool) -> None:
         """Records that count once each: a share of 2^16 where there are shares."""
         self._counts[y] += len(codes) << self._bits
-        self._sums[y] += codes.sum(axis=0, dtype=np.int64).astype(object) * (1 << self._bits)
-        if self._second:
+        for start in range(0, len(codes), _INT_ROWS):
+            part = codes[start : start + _INT_ROWS]
+            # Sums of int32 in int32 are far faster than in int64, and fit: 2^14 rows of 2^16.
+            total = np.add.reduce(part, axis=0, dtype=np.int32).astype(np.int64)
+            self._sums.add(y, total << self._bits, len(part))
+        if second:
             self._whole.add(0 if self._pooled else y, codes)
 
     def _add_shared(self, y: int, codes: Whole, shares: NDArray[np.int64]) -> None:
         full = shares == SHARE_MAX
         if full.any():
-            self._add_whole(y, codes[full])
+            self._add_whole(y, codes[full], second=self._second)
         codes, shares = codes[~full], shares[~full]
         self._counts[y] += int(shares.sum())
-        self._sums[y] += (shares[:, None] * codes).sum(axis=0).astype(object)  # below 2^32 each
+        self._sums.add(y, (shares[:, None] * codes).sum(axis=0), len(codes))
         if self._second and self._high is not None and self._low is not None:
             high, low = np.divmod(shares, 1 << _HALF)
             group = 0 if self._pooled else y

@@ -122,16 +122,20 @@ def _opendp_gaussian(scale: int, size: int) -> list[int]:
     """Drawn by as many threads as torch has: OpenSSL gives each a generator of its own."""
     if size == 0:
         return []
-    import opendp.prelude as dp
+    # Not `opendp.prelude`, which imports scikit-learn, polars and more where they are installed.
+    from opendp.domains import atom_domain, vector_domain
+    from opendp.measurements import make_gaussian
+    from opendp.metrics import l2_distance
+    from opendp.mod import enable_features
 
-    dp.enable_features("contrib")
+    enable_features("contrib")
     rounded = float(scale)
     if int(rounded) < scale:
         rounded = math.nextafter(rounded, math.inf)
-    space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)
+    space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
 
     def drawn(count: int) -> list[int]:
-        return [int(x) for x in dp.m.make_gaussian(*space, scale=rounded)([0] * count)]
+        return [int(x) for x in make_gaussian(*space, scale=rounded)([0] * count)]
 
     parts = [min(_PART, size - start) for start in range(0, size, _PART)]
     if len(parts) == 1 or torch.get_num_threads() == 1:

@@ -1,4 +1,4 @@
-"""Sums of outer products of whole numbers: exact, in bounded memory, at the speed of the BLAS.
+"""Sums of whole numbers and of their outer products: exact, in bounded memory, by the BLAS.
 
 Products are added up in float64 while no sum can reach 2^53, then in int64, then as Python ints.
 """
@@ -12,6 +12,31 @@ _ROWS, _NUMBERS = 2**13, 2**24
 _FLOAT_BITS, _INT_BITS = 52, 62
 
 Whole = NDArray[np.int32] | NDArray[np.int64]
+
+
+class Sums:
+    """Sums of whole vectors, by group: in int64 while none can reach 2^62, then as Python ints.
+
+    `bits`: one row adds at most 2^bits to the size of an entry.
+    """
+
+    def __init__(self, groups: int, dim: int, bits: int) -> None:
+        self._ints, self._huge = np.zeros((groups, dim), np.int64), np.zeros((groups, dim), object)
+        self._rows, self._most = 0, 2 ** (_INT_BITS - bits)
+
+    def add(self, group: int, total: NDArray[np.int64], rows: int) -> None:
+        """Add the sum (d,) of so many rows."""
+        if self._rows + rows > self._most:
+            self._huge = self.total()
+            self._ints[...] = 0
+            self._rows = 0
+        self._ints[group] += total
+        self._rows += rows
+
+    def total(self) -> NDArray[np.object_]:
+        """The sums (groups, d) as Python ints, a copy."""
+        found: NDArray[np.object_] = self._huge + self._ints.astype(object)
+        return found
 
 
 class Products:

@@ -3,6 +3,8 @@
 import copy
 import os
 import pickle  # noqa: TID251 - to show that it is refused
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -147,6 +149,15 @@ def test_discrete_gaussian_follows_its_mass():
     statistic = ((found - expected)[keep] ** 2 / expected[keep]).sum()
     degrees = keep.sum()
     assert statistic < degrees + 6 * np.sqrt(2 * degrees)
+
+
+def test_drawing_imports_none_of_the_libraries_that_opendp_is_bridged_to():
+    """A third of a second of a release went into what OpenDP's prelude imports."""
+    code = (
+        "import sys; from dpsynth.private.noise import NoiseSource; "
+        "NoiseSource().discrete_gaussian(9, 3); sys.exit('sklearn' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_discrete_gaussian_of_nothing():

@@ -2,6 +2,7 @@
 
 import math
 import tracemalloc
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -26,7 +27,7 @@ from dpsynth.private.lattice import (
     quantise,
     quantise_rows,
 )
-from dpsynth.private.products import Products
+from dpsynth.private.products import Products, Sums
 from dpsynth.public.geometry import PixelCodec
 from dpsynth.public.representation import Representation
 from dpsynth.readers import Record, open_source
@@ -94,6 +95,29 @@ def test_products_stay_exact_past_floats_and_ints(bits, weighted):
     expected = (wide * weights.astype(object)[:, None]).T @ wide if weighted else wide.T @ wide
     assert (found.total()[1] == expected).all()
     assert not found.total()[0].any()
+
+
+@pytest.mark.parametrize("bits", [32, 60, 62])
+def test_sums_stay_exact_past_ints(bits):
+    """At 60 and 62 bits, four rows and one fill the ints."""
+    rows = np.random.default_rng(bits).integers(-(2**bits), 2**bits + 1, (9, 3))
+    found = Sums(2, 3, bits)
+    for row in rows:
+        found.add(1, row, 1)
+    assert found.total().tolist() == [[0, 0, 0], rows.astype(object).sum(axis=0).tolist()]
+    assert (found.total() == found.total()).all()  # asking changes nothing
+
+
+@pytest.mark.parametrize("bits", [0, SHARE_BITS])
+def test_sums_of_many_codes_at_the_edge_of_the_ball_are_exact(bits):
+    """More rows than int32 holds the sum of, all of one class and as long as a code may be."""
+    count = 2**15 + 1
+    codes, labels = np.full((count, 1), -CODE_MAX, np.int32), np.zeros(count, np.int64)
+    running = RunningSums(1, 1, bits=bits)
+    running.add(codes, labels, np.full(count, SHARE_MAX) if bits else None)
+    total = running.total()
+    assert total.sums.tolist() == [[-count * CODE_MAX << bits]]
+    assert total.seconds.tolist() == [[[count * CODE_MAX**2 << bits]]]
 
 
 def some_codes(n, seed=0, dim=5):
@@ -230,6 +254,26 @@ def test_undeclared_labels_and_codes_that_are_not_finite_contribute_nothing():
     broken.mean[0] = np.nan
     assert joined(encoded(units_of(listed), pixels(), CLASSES)).units == 18
     assert joined(encoded(units_of(listed), broken, CLASSES)).units == 0
+
+
+def test_a_code_that_is_not_finite_leaves_its_neighbours_where_they_belong(monkeypatch):
+    """Codes are written in place: those after a gap move up, in one step or across several."""
+    listed = records(20)
+    for place in (0, 7, 8, 19):
+        listed[place].image[0, 0] = 255
+
+    class Holes(PixelCodec):
+        def encode_rows(self, images):
+            codes = super().encode_rows(images)
+            codes[codes[:, 0] == 255] = np.nan
+            return codes
+
+    space = replace(pixels(), codec=Holes(SHAPE))
+    monkeypatch.setattr(encoding, "_NEAR", 30)
+    good = [record for record in listed if record.image[0, 0, 0] < 255]
+    expected = joined(encoded(units_of(good), pixels(), CLASSES))
+    assert_same_codes(joined(encoded(units_of(listed), space, CLASSES)), expected)
+    assert_same_codes(joined(encoded(ByRecords(listed), space, CLASSES)), expected)
 
 
 @pytest.mark.parametrize("keep", [False, True])

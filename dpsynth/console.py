@@ -21,9 +21,13 @@ Text = str | Callable[[], Any] | None
 
 
 class _Voice:
-    """Whether this process speaks: of several that work on one run, the main one alone does."""
+    """Whether this process speaks: of several that work on one run, the main one alone does.
+
+    `answered`: its JSON document is on stdout, where scripts expect one and no more.
+    """
 
     muted = False
+    answered = False
 
 
 @contextmanager
@@ -45,6 +49,7 @@ def result(obj: Mapping[str, Any], json: bool = False, text: Text = None) -> Non
     if _Voice.muted:
         return
     if json:
+        _Voice.answered = True
         print(json_lib.dumps(_finite(obj), indent=2, allow_nan=False), flush=True)
         return
     shown = text() if callable(text) else text
@@ -81,8 +86,33 @@ def show_error(error: DpsynthError, run: Path | None = None) -> None:
         return
     note(f"error: {error.message}")
     if error.hint:
-        name = "RUN" if run is None else shlex.quote(str(run))
-        note(f"try: {re.sub(r'(?<![A-Z_])RUN(?![A-Z_])', lambda _: name, error.hint)}")
+        note(f"try: {hint_for(error.hint, run)}")
+
+
+def hint_for(hint: str, run: Path | None = None) -> str:
+    """A hint that names `run` where it says RUN.
+
+    >>> hint_for("dpsynth check RUN", Path("my runs/a"))
+    "dpsynth check 'my runs/a'"
+    """
+    name = "RUN" if run is None else shlex.quote(str(run))
+    return re.sub(r"(?<![A-Z_])RUN(?![A-Z_])", lambda _: name, hint)
+
+
+def failure(message: str, hint: str, exit_code: int) -> dict[str, Any]:
+    """What `--json` prints of a command that failed."""
+    return {"error": {"message": message, "hint": hint, "exit_code": exit_code}}
+
+
+def answer_failure(message: str, hint: str, exit_code: int) -> None:
+    """Print a failure as JSON on stdout, unless the command's JSON document is there already."""
+    if _Voice.answered:
+        return
+    try:
+        result(failure(message, hint, exit_code), json=True)
+    except BrokenPipeError:
+        # Nobody reads any more; Python's own flush at its end must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(error: DpsynthError) -> NoReturn:
@@ -144,6 +174,15 @@ def progress(description: str, total: int | None = None, completed: int = 0) -> 
     with RichProgress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(description, total=total, completed=completed)
         yield Bar(shown, task, total)
+
+
+def counted(number: int, what: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "record"), counted(0, "record"), counted(2, "training unit")
+    ('1 record', '0 records', '2 training units')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _lines(obj: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpsynth.artifacts.files import canonical_json, read_json, storage_error, write_json
 from dpsynth.artifacts.rooms import TRANSCRIPT_NAME, RunDir
+from dpsynth.console import counted
 from dpsynth.errors import BudgetError, MissingError, UsageError
 
 FORMAT = 1
@@ -178,11 +179,12 @@ def _moved(paths: list[str], override: str) -> list[str]:
 
 
 def _check_cap(entry: Entry, others: dict[str, Any], cap: dict[str, Any]) -> None:
+    earlier = counted(len(others), "earlier run")
     for key, own in (("epsilon", entry.epsilon), ("delta", entry.delta)):
         total = own + sum(run[key] for run in others.values())
         if total > cap[key] * _ROUNDING:
             raise BudgetError(
-                f"this run's {key} {own:g} and {len(others)} earlier run(s) on the same private "
+                f"this run's {key} {own:g} and {earlier} on the same private "
                 f"dataset make {total:g}, over the plan's cap of {cap[key]:g}",
                 hint="lower the budget in the plan; what earlier runs spent stays spent",
             )

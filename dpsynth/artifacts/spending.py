@@ -25,6 +25,7 @@ from dpsynth.artifacts.ledger import Entry, Ledger
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.settled import MODEL, earlier_files, file_of, made_files, require_grown
+from dpsynth.artifacts.trained import finish_training
 from dpsynth.artifacts.transcript import (
     FORMAT,
     GENESIS,
@@ -211,6 +212,11 @@ class Spender:
     def _check_charge(self, slot: Slot) -> None:
         if slot not in self._lock.slots[slot.id - 1 : slot.id]:
             raise BudgetError(f"slot {slot.id} is not a slot of the lock")
+        if self._lock.provisional:
+            raise BudgetError(
+                "the lock is provisional: its time buckets have no clips of their own yet",
+                hint="plan again after pretrain: dpsynth plan PLAN --run RUN",
+            )
         if self._closed:
             raise BudgetError(
                 "the run is closed: nothing more can be charged",
@@ -338,12 +344,16 @@ def spending(
             appender.close()
 
 
-def close_run(run: RunDir, lock: Lock) -> SpendState:
+def close_run(run: RunDir, lock: Lock, *, without_model: bool = False) -> SpendState:
     """Close a run whose spending stopped early; a closed one stays as it is.
 
-    Removes what was made and never settled from `released/`, once the transcript is closed.
+    Training that was cut off ends here as it would have ended: its model is made of the last
+    settled steps, unless `without_model`. Removes what was made and never settled from
+    `released/`, once the transcript is closed.
 
-    Raises MissingError when nothing was ever charged: there is nothing to close.
+    Raises:
+        MissingError: nothing was ever charged, or the last settled checkpoint is gone.
+        ReplayError: that checkpoint is not what settled.
     """
     if not read_state(run, lock).charged:
         raise MissingError(
@@ -352,6 +362,10 @@ def close_run(run: RunDir, lock: Lock) -> SpendState:
         )
     source = lock.noise_source
     with spending(run, lock, calibration_hash="", noise_source=source) as spender:
+        if spender.state.closed:
+            note("the run was closed before: no line is added to its transcript")
+        if not without_model:
+            finish_training(run, lock, spender.settled_digest, closed=spender.state.closed)
         spender.close()
         return spender.state
 

@@ -4,18 +4,22 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpsynth.artifacts.files import write_json
-from dpsynth.console import note, progress
+from dpsynth.artifacts.files import read_json, write_json
+from dpsynth.console import counted, note, progress
 from dpsynth.errors import DataError, UsageError, typed
 from dpsynth.planning.schema import HashHeldOut
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.vault import BadRecord, UnreadableSourceError, open_private
 from dpsynth.vault.checked import FORMAT, fingerprint, report_path, require_checked
 
-__all__ = ["check", "ensure_checked", "require_checked"]
+__all__ = ["BadRecordsError", "bad_records", "check", "ensure_checked", "require_checked"]
 
 SIDES = ("train", "held_out")
 EVERY = 256
+
+
+class BadRecordsError(DataError):
+    """Records do not fit the plan, or the source cannot be read; the report is written."""
 
 
 @dataclass
@@ -42,7 +46,8 @@ def check(verified: VerifiedPlan) -> dict[str, Any]:
     each side too, where a column names them.
 
     Raises:
-        DataError: records do not fit the plan; how many is told, which and why is in the report.
+        BadRecordsError: records do not fit the plan; how many is told, which and why is in the
+            report (`bad_records`).
     """
     verified.run.make_rooms()
     mark = ""
@@ -52,20 +57,22 @@ def check(verified: VerifiedPlan) -> dict[str, Any]:
         findings = _read_all(verified)
     except UnreadableSourceError as error:
         _write(verified, mark, _Findings(bad=[{"name": "(source)", "reason": error.detail}]))
-        raise DataError(
+        raise BadRecordsError(
             f"{error.message}; the reason is in curator/check.json",
             hint="mend the files, or the plan's path and shape, then: "
             + typed("dpsynth", "check", verified.run.root),
         ) from None
     report = _write(verified, mark, findings)
     if findings.ignored:
+        was = "was" if len(findings.ignored) == 1 else "were"
         note(
-            f"{len(findings.ignored)} hidden or foreign files were ignored "
+            f"{counted(len(findings.ignored), 'hidden or foreign file')} {was} ignored "
             "(names: curator/check.json)"
         )
     if not report["ok"]:
-        raise DataError(
-            f"{len(findings.bad)} records do not fit the plan "
+        do = "does" if len(findings.bad) == 1 else "do"
+        raise BadRecordsError(
+            f"{counted(len(findings.bad), 'record')} {do} not fit the plan "
             "(names and reasons: curator/check.json)",
             hint=_hint(verified),
         )
@@ -75,6 +82,12 @@ def check(verified: VerifiedPlan) -> dict[str, Any]:
         "ignored": len(findings.ignored),
         **{key: report[key] for key in keys if key in report},
     }
+
+
+def bad_records(verified: VerifiedPlan) -> list[dict[str, str]]:
+    """What the last check found wrong, `name` and `reason` of each: for the curator alone."""
+    found: list[dict[str, str]] = read_json(report_path(verified.run))["bad"]
+    return found
 
 
 def ensure_checked(verified: VerifiedPlan) -> None:
@@ -156,18 +169,22 @@ def _units(verified: VerifiedPlan, findings: _Findings) -> dict[str, Any]:
 def _notes(verified: VerifiedPlan, findings: _Findings) -> list[str]:
     """More than the declared N, or than a unit's most images, is a note and nothing else."""
     capacity, column = verified.plan.private.capacity, verified.plan.budget.column
-    train, kind = findings.count("train"), "records"
+    train, kind = findings.count("train"), "record"
     notes = []
     if column is not None:
-        train, kind = len(findings.images["train"]), "units"
+        train, kind = len(findings.images["train"]), "unit"
         over = _units(verified, findings)["units"]["train"]["over"]
         if over:
+            have = "has" if over == 1 else "have"
             notes.append(
-                f"{over} training units have more than {column.most} images: of each, those "
-                f"{column.most} count whose content hashes are smallest"
+                f"{counted(over, 'training unit')} {have} more than "
+                f"{counted(column.most, 'image')}: of each, so many count, those whose content "
+                "hashes are smallest"
             )
     if train > capacity:
-        notes.append(f"{train} training {kind}, more than the declared capacity {capacity}")
+        notes.append(
+            f"{counted(train, f'training {kind}')}, more than the declared capacity {capacity}"
+        )
     return notes
 
 

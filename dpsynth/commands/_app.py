@@ -1,14 +1,18 @@
 """The typer app: every subcommand in the panel of its room."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dpsynth import __version__
 from dpsynth.commands import _options as opt
 from dpsynth.commands.check import check
 from dpsynth.commands.close import close
 from dpsynth.commands.evaluate import evaluate
+from dpsynth.commands.guide import guide
 from dpsynth.commands.plan import plan
 from dpsynth.commands.pretrain import pretrain
 from dpsynth.commands.release_moments import release_moments
@@ -18,8 +22,43 @@ from dpsynth.commands.sample import sample
 from dpsynth.commands.status import status
 from dpsynth.commands.train import train
 
+
+class Refusal:
+    """What typer refused of this command line, so that `--json` can say it too."""
+
+    message = ""
+    hint = ""
+
+
+class _Group(TyperGroup):
+    """Typer's group of commands; keeps what it refuses, which typer itself says on stderr."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As of typer: the options before the subcommand."""
+        with _kept_refusal():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As of typer: the subcommand with its own options."""
+        with _kept_refusal():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _kept_refusal() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Click's exceptions have no public home in every version of typer: known by what they do.
+        if hasattr(error, "format_message"):
+            path = getattr(getattr(error, "ctx", None), "command_path", "dpsynth")
+            Refusal.message, Refusal.hint = error.format_message(), f"{path} --help"
+        raise
+
+
 app = typer.Typer(
     name="dpsynth",
+    cls=_Group,
     help="Private release of synthetic images: plan a budget, release, generate, measure, replay.",
     no_args_is_help=True,
     add_completion=False,
@@ -36,6 +75,7 @@ for _panel, _name, _function in (
     (opt.SPENDS, "release-moments", release_moments),
     (opt.SPENDS, "train", train),
     (opt.POST, "sample", sample),
+    (opt.POST, "guide", guide),
     (opt.POST, "replay", replay),
     (opt.POST, "close", close),
     (opt.LOOKS, "check", check),

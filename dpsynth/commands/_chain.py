@@ -4,23 +4,31 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dpsynth.commands import _options as opt
-from dpsynth.console import note
+from dpsynth.console import counted, note
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from dpsynth.planning.steps import Status
     from dpsynth.planning.verify import VerifiedPlan
+    from dpsynth.private.engine import EngineSettings
+
+    Engine = Callable[[], EngineSettings]
 
 Work = Callable[["VerifiedPlan"], object]
 
 
-def carry_out(verified: "VerifiedPlan") -> None:
-    """Do every step of the plan that is not done yet; a later call goes on where this one ended."""
+def carry_out(verified: "VerifiedPlan", engine: "Engine") -> "VerifiedPlan":
+    """Do every step of the plan that is not done yet; a later call goes on where this one ended.
+
+    `engine`: gives how private training computes; asked once torch may be loaded. Returns the plan
+    as it is verified by now: one with time buckets is planned again after `pretrain`.
+    """
     from dpsynth.planning.steps import status
+    from dpsynth.planning.verify import VerifiedPlan
 
     fresh = False
-    for name, work in _steps():
+    for name, work in _steps(engine):
         before = status(verified.run)
         step = before.step(name)
         if step is None:
@@ -29,8 +37,11 @@ def carry_out(verified: "VerifiedPlan") -> None:
             note(f"{name}: done already")
             continue
         note(f"{name}:")
-        work(verified)
-        fresh = fresh or name not in {"check", "pretrain"}
+        made = work(verified)
+        if isinstance(made, VerifiedPlan):  # planned again: later steps go by the new lock
+            verified = made
+        fresh = fresh or name not in {"check", "pretrain", "allocate"}
+    return verified
 
 
 def _looks_itself(name: str, status: "Status") -> bool:
@@ -43,7 +54,7 @@ def _looks_itself(name: str, status: "Status") -> bool:
     return name == "check" and not status.state.closed
 
 
-def _steps() -> Iterator[tuple[str, Work]]:
+def _steps(engine: "Engine") -> Iterator[tuple[str, Work]]:
     """Each step's library function; torch enters with the first that needs it."""
     from dpsynth.assess.check import ensure_checked
     from dpsynth.public.pretrain import pretrain
@@ -51,13 +62,17 @@ def _steps() -> Iterator[tuple[str, Work]]:
     yield "check", ensure_checked
     yield "pretrain", pretrain
 
+    from dpsynth.planning.verify import allocate
+
+    yield "allocate", allocate
+
     from dpsynth.private.dpsgd import train
     from dpsynth.private.moments import release_moments
     from dpsynth.released.distill import distill
 
     yield "release-moments", release_moments
     yield "distil", distill
-    yield "train", train
+    yield "train", lambda verified: train(verified, engine=engine())
     yield "close", _close
 
     from dpsynth.assess.evaluate import evaluate
@@ -122,8 +137,8 @@ def evaluation_text(evaluation: dict[str, Any]) -> Any:
     if measured:
         columns = ("measured on held-out records", *_columns(evaluation).values())
         return table(columns, measured)
-    count, where = evaluation.get("findings"), evaluation["where"]
-    return Text(f"measured: {count} curator-only findings in {where}")
+    what, where = counted(evaluation["findings"], "curator-only finding"), evaluation["where"]
+    return Text(f"measured: {what} in {where}")
 
 
 def measures(evaluation: dict[str, Any]) -> list[tuple[Any, ...]]:

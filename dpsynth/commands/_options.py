@@ -129,7 +129,7 @@ ExactSums = Annotated[
 # Read by `readers.parallel`, which a command may not import.
 WORKERS = "DPSYNTH_WORKERS"
 # What `torchrun ... -m dpsynth` may carry out in several processes.
-SHARED = ("pretrain", "release-moments", "train", "sample")
+SHARED = ("pretrain", "release-moments", "train", "sample", "guide")
 
 
 def use_threads(threads: int | None) -> None:

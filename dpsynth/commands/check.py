@@ -1,7 +1,13 @@
 """`dpsynth check`: look at every private record before anything is charged."""
 
+from typing import TYPE_CHECKING
+
 from dpsynth.commands import _options as opt
-from dpsynth.console import result
+from dpsynth.console import failure, hint_for, result
+
+if TYPE_CHECKING:
+    from dpsynth.errors import DpsynthError
+    from dpsynth.planning.verify import VerifiedPlan
 
 
 def check(
@@ -13,7 +19,8 @@ def check(
 ) -> None:
     """Validate every private record against the plan; spends nothing.
 
-    Bad records: exit 5. What was found is in the run's curator room.
+    Bad records: exit 5. Which they are and why is in the run's curator room; --show-curator
+    prints it.
 
     Example: dpsynth check runs/digits
     """
@@ -22,9 +29,27 @@ def check(
 
     verified = load_verified(run, private)
 
+    from dpsynth.assess.check import BadRecordsError
     from dpsynth.assess.check import check as library_check
 
     shown = opt.may_show(verified, show_curator)
-    found = opt.findings(library_check(verified), verified.run.curator / "check.json", shown)
+    try:
+        checked = library_check(verified)
+    except BadRecordsError as error:
+        if shown:
+            _print_bad(verified, error, json)
+        raise
+    found = opt.findings(checked, verified.run.curator / "check.json", shown)
     result(found, json)
     opt.say_next(verified)
+
+
+def _print_bad(verified: "VerifiedPlan", error: "DpsynthError", json: bool) -> None:
+    """Print each bad record with its reason, as JSON beside the error."""
+    from dpsynth.assess.check import bad_records
+
+    bad = bad_records(verified)
+    said = failure(error.message, hint_for(error.hint, opt.Typed.run), error.exit_code)
+    where = str(verified.run.curator / "check.json")
+    lines = [f"{record['name']}: {record['reason']}" for record in bad]
+    result({**said, "findings": len(bad), "where": where, "bad": bad}, json, "\n".join(lines))

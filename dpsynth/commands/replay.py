@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpsynth.commands import _options as opt
-from dpsynth.console import note, result, table
+from dpsynth.console import counted, note, result, table
 from dpsynth.errors import ReplayError, UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def as_text(report: "ReplayReport") -> Any:
         parts.append(table(columns, rows, title=run.target))
         parts.append(
             f"epsilon {run.epsilon:.6g} of {run.budget['epsilon']:g} at delta {run.delta:g}; "
-            f"{run.charges} charges, {run.settled} settled, {run.forfeited} forfeited\n"
+            f"{counted(run.charges, 'charge')}, {run.settled} settled, {run.forfeited} forfeited\n"
             f"head {run.head} ({_head_said(run.head_checked)})"
         )
         parts += [f"note: {text}" for text in run.notes]

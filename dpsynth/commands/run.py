@@ -1,11 +1,15 @@
 """`dpsynth run`: all of a plan, resumable."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpsynth.commands import _chain
 from dpsynth.commands import _options as opt
 from dpsynth.console import note, result
 from dpsynth.errors import ReplayError
+
+if TYPE_CHECKING:
+    from dpsynth.private.engine import EngineSettings
 
 
 def run(
@@ -15,6 +19,9 @@ def run(
     private: opt.PrivatePath = None,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
+    physical_batch: opt.PhysicalBatch = None,
+    precision: opt.Precision = "float32",
+    exact_sums: opt.ExactSums = False,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -30,7 +37,13 @@ def run(
     for warning in warnings(verified.plan):
         note(warning)
     shown = opt.may_show(verified, show_curator)
-    _chain.carry_out(verified)
+
+    def engine() -> "EngineSettings":
+        from dpsynth.private.engine import EngineSettings  # torch enters here
+
+        return EngineSettings(physical_batch, precision, exact_sums=exact_sums)
+
+    verified = _chain.carry_out(verified, engine)
     found = _chain.summary(verified, shown)
     result(found, json, lambda: _chain.summary_text(verified, found))
     if not found["replay"]["ok"]:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dpsynth.commands import _options as opt
-from dpsynth.console import result
+from dpsynth.console import counted, result
 
 if TYPE_CHECKING:
     from dpsynth.planning.steps import Status
@@ -24,7 +24,7 @@ def status(run: opt.Run, json: opt.Json = False) -> None:
 def _text(found: "Status") -> str:
     lines = [f"{'done' if step.done else '-':>4}  {step.name}" for step in found.steps]
     budget = found.lock.budget
-    slots = f"{len(found.state.charged)} of {len(found.lock.slots)} slots charged"
+    slots = f"{len(found.state.charged)} of {counted(len(found.lock.slots), 'slot')} charged"
     lines.append(
         f"spent: epsilon {found.epsilon_spent:.4f} of {budget['epsilon']:g} at delta "
         f"{budget['delta']:g} ({slots}, {len(found.state.forfeited)} forfeited)"

@@ -1,6 +1,7 @@
 """One clear complaint about a plan: file and line, what was given, what to type."""
 
 import difflib
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from dpsynth.errors import PlanError
 from dpsynth.planning.schema import Plan
-from dpsynth.planning.section import Section
+from dpsynth.planning.section import MISFIT, Section
 
 Loc = tuple[int | str, ...]
 
@@ -29,6 +30,7 @@ _EXPECTED = {
     "model_attributes_type": "a section: indented `key: value` lines",
     "dict_type": "a section: indented `key: value` lines",
 }
+_SECTION = ("model_type", "model_attributes_type", "dict_type")
 _BOUND = {
     "greater_than": ("above", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -79,7 +81,7 @@ def explain(error: ValidationError, root: yaml.Node, source: Source) -> PlanErro
     """The first problem by line, and how many more there are on other lines."""
     found: dict[tuple[int, str], list[Any]] = {}
     for problem in error.errors(include_url=False):
-        line, path = _locate(problem["loc"], root, problem["type"])
+        line, path = _place(problem, root)
         found.setdefault((line, path), []).append(problem)
     # A misspelt key explains a missing one, so it comes first.
     (line, path), problems = min(
@@ -107,13 +109,61 @@ def _words(path: str, problems: Sequence[Any]) -> tuple[str, str]:
         return f"`{path}` lacks the key `{tag}`", f"add a line `{tag}: ...` under `{key}:`"
     if kind == "union_tag_invalid":
         tag, tags = str(first["ctx"]["discriminator"]).strip("'"), first["ctx"]["expected_tags"]
-        given = shown(first["ctx"]["tag"])
-        return f"`{path}.{tag}`: got {given}, expected {tags}", f"write `{tag}:` with one of them"
+        given = first["ctx"]["tag"]
+        hint = _nearest(tag, given, tags) or f"write `{tag}:` with one of them"
+        return f"`{path}.{tag}`: got {shown(given)}, expected {tags}", hint
+    if kind == MISFIT:
+        # Keys in the reason are seen from the section that holds them.
+        section = ".".join(map(str, first["loc"]))
+        hint = first["ctx"]["hint"] or "change the plan so that this holds"
+        return f"{section + ': ' if section else ''}{first['ctx']['reason']}", hint
     if kind == "value_error":
         reason = first["msg"].removeprefix("Value error, ")
         return f"{path + ': ' if path else ''}{reason}", "change the plan so that this holds"
     expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
-    return f"`{path}`: got {shown(first['input'])}, expected {expected}", _example(path, expected)
+    given = first["input"]
+    hint = (
+        _nearest(key, given, expected)
+        or (_section_hint(path, given, first["loc"]) if kind in _SECTION else "")
+        or _example(path, expected)
+    )
+    return f"`{path}`: got {shown(given)}, expected {expected}", hint
+
+
+def _nearest(key: str, given: Any, expected: str) -> str:
+    """The quoted word in `expected` that was probably meant; empty where none is near."""
+    known = re.findall(r"'([^']*)'", expected)
+    near = difflib.get_close_matches(str(given), known, n=1, cutoff=0.6)
+    return f"did you mean `{key}: {near[0]}`?" if near else ""
+
+
+def _section_hint(path: str, given: Any, loc: Loc) -> str:
+    """How to write as a section what was given as bare text, such as `optimizer: adamw`."""
+    known = [
+        (word, name, section)
+        for section in _sections_at(loc)
+        for name, field in section.model_fields.items()
+        for word in _literals(field.annotation)
+    ]
+    near = difflib.get_close_matches(str(given), [word for word, _, _ in known], n=1, cutoff=0.6)
+    if not near:
+        return ""
+    _, name, section = next(item for item in known if item[0] == near[0])
+    needed = [key for key, field in section.model_fields.items() if field.is_required()]
+    others = "".join(f", {key}: ..." for key in needed if key != name)
+    written = f"{{{name}: {near[0]}{others}}}"
+    parent, _, key = path.rpartition(".")
+    return (
+        f"write `{written}` in the list `{parent}`"
+        if key.isdigit()
+        else f"write `{key}: {written}`"
+    )
+
+
+def _literals(annotation: Any) -> Iterator[str]:
+    """The words that a field of fixed choices takes; none for any other field."""
+    if typing.get_origin(annotation) is typing.Literal:
+        yield from (word for word in typing.get_args(annotation) if isinstance(word, str))
 
 
 def _example(path: str, expected: str) -> str:
@@ -139,6 +189,17 @@ def _expected(problem: Any) -> str:
     if kind == "too_short":
         return "a list of at least one"
     return _EXPECTED.get(kind, str(problem["msg"]))
+
+
+def _place(problem: Any, root: yaml.Node) -> tuple[int, str]:
+    """Line (from 0) and dotted name of a problem: of the key to blame where keys do not fit."""
+    loc: Loc = problem["loc"]
+    if problem["type"] == MISFIT:
+        for key in problem["ctx"]["at"]:
+            line, path = _locate((*loc, *key.split(".")), root, MISFIT)
+            if path.endswith(key):
+                return line, path
+    return _locate(loc, root, problem["type"])
 
 
 def _locate(loc: Loc, root: yaml.Node, kind: str) -> tuple[int, str]:
@@ -190,6 +251,11 @@ def _section_of(key: str) -> str:
 
 def _keys_at(loc: Loc) -> list[str]:
     """Keys of the section at pydantic's location."""
+    return sorted({name for section in _sections_at(loc) for name in section.model_fields})
+
+
+def _sections_at(loc: Loc) -> list[type[Section]]:
+    """The classes that the section at pydantic's location may be of."""
     here: list[type[Section]] = [Plan]
     for part in loc:
         tagged = [section for section in here if part in _tags(section)]
@@ -199,7 +265,7 @@ def _keys_at(loc: Loc) -> list[str]:
             fields = [s.model_fields[part] for s in here if part in s.model_fields]
             # A name that is no field tells members of a union apart: the section stays.
             here = [s for f in fields for s in _sections(f.annotation)] if fields else here
-    return sorted({name for section in here for name in section.model_fields})
+    return here
 
 
 def _tags(section: type[Section]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -13,11 +14,21 @@ Rate = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 PathField = Annotated[Path, Field(strict=False)]
 
 LATER = "later"
+MISFIT = "misfit"
 
 
 def later(default: Any, **rules: Any) -> Any:
     """A field that older plans do not have: while it holds its default, no hash sees it."""
     return Field(default, json_schema_extra={LATER: True}, **rules)
+
+
+def misfit(reason: str, *at: str, hint: str = "") -> PydanticCustomError:
+    """What to raise where fields that are sound by themselves do not fit together (a ValueError).
+
+    `at`: dotted keys, seen from the section that raises it; the complaint shows the line of the
+    first of them that the plan has. `hint`: what to type.
+    """
+    return PydanticCustomError(MISFIT, "{reason}", {"reason": reason, "at": at, "hint": hint})
 
 
 class Section(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 
-from dpsynth.planning.section import Section
+from dpsynth.planning.section import Section, misfit
 from dpsynth.planning.source_kinds import FolderSource, NpzSource, Source
 
 RECORD = "record"
@@ -57,17 +57,36 @@ def read_unit(value: object) -> UnitColumn | None:
         raise ValueError("no unit of privacy that this version knows") from error
 
 
-def require_units(source: Source, sensitivity: str | None) -> None:
+def require_units(unit: UnitColumn, source: Source, sensitivity: str | None) -> None:
     """Raise ValueError where a plan's source or release cannot tell or bound units of a column."""
     if not isinstance(source, FolderSource | NpzSource):
-        raise ValueError(
+        raise misfit(
             f"budget.unit names a column, and a source of kind {source.kind} has none: "
-            "it needs private.source of kind folder (with a metadata file) or npz"
+            "it needs private.source of kind folder (with a metadata file) or npz",
+            "budget.unit",
         )
+    _require_whose(unit, source)
     if sensitivity == "paper":
-        raise ValueError(
+        raise misfit(
             "sensitivity: paper bounds one record alone: budget.unit with a column needs "
-            "sensitivity: tight"
+            "sensitivity: tight",
+            "stages.moments.sensitivity",
+        )
+
+
+def _require_whose(unit: UnitColumn, source: FolderSource | NpzSource) -> None:
+    """Refuse a column that says what an image shows, not whose it is.
+
+    All images of a class would be one unit, of which `most` count: a release of next to nothing.
+    """
+    arrays = {source.labels, source.images} if isinstance(source, NpzSource) else set[str]()
+    if unit.column in {"label", *arrays}:
+        raise misfit(
+            f"budget.unit.column is {unit.column}, which says what an image shows, not whose it "
+            "is: a unit is all images of one person or thing",
+            "budget.unit.column",
+            hint="name the column that tells whose an image is, such as "
+            "`unit: {column: patient, most: 8}`, or write `unit: record`",
         )
 
 

@@ -65,7 +65,7 @@ def test_the_capacity_is_one_of_units(tmp_path):
 
 def test_a_record_without_a_unit_is_bad(tmp_path):
     verified = verified_plan(tmp_path, np.array(["a", "", "b"]))
-    with pytest.raises(DataError, match="1 records do not fit"):
+    with pytest.raises(DataError, match="1 record does not fit"):
         check(verified)
     (bad,) = read_json(verified.run.curator / "check.json")["bad"]
     assert bad == {"name": "image 1", "reason": "no value in patient"}

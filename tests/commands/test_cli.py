@@ -1,7 +1,6 @@
 """The command line as typed: exit codes, streams, defaults. Each call is a process of its own."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from clikit import dpsynth
 
 PLAN = """\
 version: 1
@@ -27,22 +27,6 @@ stages:
   moments: {covariance: class}
 sampling: {method: release, count: 20}
 """
-
-
-def dpsynth(
-    folder: Path, *arguments: str, code: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line in `folder`; `code` runs first, in the same process."""
-    program = f"import sys; sys.argv[0] = 'dpsynth'\n{code}\nfrom dpsynth.cli import main\nmain()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -72,16 +72,23 @@ def euler(
     null: int,
     steps: int,
     guidance: float = 1.0,
+    start_time: float = 0.0,
 ) -> Tensor:
-    """Integrate dx/dt = v from t = 0 to 1 in equal Euler steps: codes (B, d) from noise (B, d).
+    """Integrate dx/dt = v from `start_time` to 1 in equal Euler steps: codes (B, d).
+
+    `start` (B, d) are points x at that time: noise at t = 0; later, draws of the tilted marginal
+    (StraightDP section 3.1, "Sampling-time guidance").
 
     Raises:
-        UsageError: fewer than one step.
+        UsageError: fewer than one step, or a start outside [0, 1).
     """
     if steps < 1:
         raise UsageError(f"the Euler sampler got {steps} steps; expected at least 1")
-    x = start
+    if not 0.0 <= start_time < 1.0:
+        raise UsageError(f"the Euler sampler got the start time {start_time!r}, expected [0, 1)")
+    x, span = start, 1.0 - start_time
     for step in range(steps):
-        t = torch.full(x.shape[:1], step / steps, dtype=x.dtype, device=x.device)
-        x = x + guided(velocity, x, t, labels, null=null, guidance=guidance) / steps
+        now = start_time + span * step / steps
+        t = torch.full(x.shape[:1], now, dtype=x.dtype, device=x.device)
+        x = x + span * guided(velocity, x, t, labels, null=null, guidance=guidance) / steps
     return x

@@ -1,11 +1,13 @@
-"""Velocity models v(x, t, y) on codes: a residual MLP and a compact transformer.
+"""Velocity models v(x, t, y) on codes: a residual MLP, a compact transformer, and the backbone.
 
-Built from Linear, LayerNorm and Embedding alone, each fed tensors whose first axis is the
-example, so that per-example gradients can be taken by hooks. An axis of noise draws may follow
-it: the transformer folds that axis into the tokens around each layer, never into the examples.
+The first two are built from Linear, LayerNorm and Embedding alone. All feed their layers tensors
+whose first axis is the example, so that per-example gradients can be taken. An axis of noise draws
+may follow it: the transformers fold that axis into the tokens around each layer, never into the
+examples.
 """
 
-import math
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +18,128 @@ from torch.nn import functional
 
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import UsageError
+from dpsynth.models.mmdit import DualStreamVelocity
+from dpsynth.models.patches import CodePatches
+from dpsynth.models.preconditioned import (
+    FREQUENCIES,
+    PreconditionedVelocity,
+    most_heads,
+    tensor,
+    time_features,
+    zeroed,
+)
+from dpsynth.models.text import tokens
+from dpsynth.planning.caption_rules import condition_captions
+from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.planning.velocity import Velocity
 
 FORMAT = "dpsynth-velocity-1"
-FREQUENCIES = 16
-TOKENS = 8
-HEAD_WIDTH = 32
+DUAL = "dual"
+"""Metadata key of the backbone's files: the plan's keys of `kind: mmdit`, as JSON."""
 
 
-def build_velocity(settings: Velocity, dim: int, classes: int) -> nn.Module:
+def build_velocity(
+    settings: Velocity,
+    dim: int,
+    classes: int,
+    *,
+    captions: Sequence[str] | None = None,
+    image: ImageShape | None = None,
+) -> nn.Module:
     """Build the plan's velocity model for codes of `dim` numbers and `classes` labels.
 
     `forward(x, t, y)` takes x (B, d) with t (B,), or x (B, K, d) with t (B, K) for K noise draws
     an example; y (B,) holds labels, or y (B, K) one a draw, `classes` being the null label; it
     returns the shape of x.
+
+    `captions` (one a label, numbers if None) and `image` (where x are pixels) matter to
+    `kind: mmdit` alone.
+
+    Raises:
+        UsageError: captions or an image that do not fit, see `DualStreamVelocity`.
     """
+    if settings.kind == "mmdit":
+        return DualStreamVelocity(dim, classes, settings, captions=captions, image=image)
     kind = MlpVelocity if settings.kind == "mlp" else TransformerVelocity
     return kind(dim, classes, settings.width, settings.depth)
 
 
-class _Conditioned(nn.Module):
-    """What both models share: time and label conditioning, and the unit-Gaussian skip.
+def build_for(plan: Plan) -> nn.Module:
+    """The plan's velocity model with new weights: codes of its representation, its conditions."""
+    return build_velocity(
+        plan.velocity,
+        plan.representation.code,
+        plan.private.conditions,
+        captions=captions_of(plan),
+        image=image_of(plan),
+    )
 
-    Codes have about unit variance, so x_t / sqrt((1 - t)^2 + t^2) does too, and the field of
-    N(0, I), v = (2 t - 1) / ((1 - t)^2 + t^2) x, is added to the output: the network learns the
-    rest and starts at zero (the preconditioning of EDM, for rectified flow).
+
+def load_for(path: Path, plan: Plan) -> tuple[nn.Module, dict[str, str]]:
+    """The plan's velocity model from a file, in eval mode, and the file's metadata.
+
+    Raises:
+        MissingError: no such file.
+        UsageError: the file holds another model than the plan's.
     """
+    return load_velocity(
+        path,
+        plan.velocity,
+        plan.representation.code,
+        plan.private.conditions,
+        captions=captions_of(plan),
+        image=image_of(plan),
+    )
+
+
+def captions_of(plan: Plan) -> list[str]:
+    """The caption of each condition: fillings of the plan's template, else the class names."""
+    return condition_captions(plan.private.captions, plan.private.classes)
+
+
+def image_of(plan: Plan) -> ImageShape | None:
+    """The image that a code is, where the plan works on pixels; None where it does not."""
+    return plan.private.image if plan.representation.kind == "pixels" else None
+
+
+def describe(model: nn.Module, captions: Sequence[str] | None) -> None:
+    """From now on label y of a backbone means `captions[y]`, and null is label len(captions).
+
+    None: the captions that it was built with again.
+
+    Raises:
+        UsageError: another kind of model, which has no caption stream.
+    """
+    if not isinstance(model, DualStreamVelocity):
+        raise UsageError(
+            f"{type(model).__name__} has no caption stream", hint="write velocity.kind: mmdit"
+        )
+    stream = model.text
+    model.set_captions(
+        None if captions is None else tokens(captions, stream.length, stream.vocabulary)
+    )
+
+
+def train_last(model: nn.Module) -> None:
+    """Freeze all but the last linear layer, and the norm before it (`parameters: last`)."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.partition(".")[0] in {"norm", "leave"})
+
+
+class _Conditioned(PreconditionedVelocity):
+    """Time and label conditioning of the MLP and the transformer."""
 
     def __init__(self, dim: int, classes: int, width: int) -> None:
-        super().__init__()
-        self.dim, self.classes, self.width = dim, classes, width
+        super().__init__(dim, classes, width)
         self.label = nn.Embedding(classes + 1, width)
         self.time_in = nn.Linear(2 * FREQUENCIES, width)
         self.time_out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
-        """Velocity of x's shape at x (B, d) or (B, K, d), t and y (B,) or (B, K)."""
-        draws = x if x.ndim == 3 else x[:, None]
-        times = (t if t.ndim == 2 else t[:, None]).to(x.dtype)  # (B, K)
+    def network(self, x: Tensor, times: Tensor, y: Tensor) -> Tensor:
+        """See the base class."""
         time = self.time_out(functional.silu(self.time_in(time_features(times))))
         label = self.label(y) if y.ndim == 2 else self.label(y)[:, None]
-        condition = functional.silu(time + label)  # (B, K, width)
-        variance = ((1 - times).square() + times.square())[..., None]
-        learned = self.learned(draws / variance.sqrt(), condition)
-        skip = (2 * times[..., None] - 1) / variance * draws
-        return (skip + learned).view_as(x)
+        return self.learned(x, functional.silu(time + label))
 
     def learned(self, x: Tensor, condition: Tensor) -> Tensor:
         """The network's own part, (B, K, d), of x (B, K, d) and condition (B, K, width)."""
@@ -74,14 +153,14 @@ class MlpVelocity(_Conditioned):
         super().__init__(dim, classes, width)
         self.enter = nn.Linear(dim, width)
         self.blocks = nn.ModuleList(_MlpBlock(width) for _ in range(depth))
-        self.leave = _zeroed(nn.Linear(width, dim))
+        self.leave = zeroed(nn.Linear(width, dim))
 
     def learned(self, x: Tensor, condition: Tensor) -> Tensor:
         """See the base class."""
         hidden = self.enter(x)
         for block in self.blocks:
             hidden = block(hidden, condition)
-        return _tensor(self.leave(hidden))
+        return tensor(self.leave(hidden))
 
 
 class _MlpBlock(nn.Module):
@@ -95,7 +174,7 @@ class _MlpBlock(nn.Module):
     def forward(self, hidden: Tensor, condition: Tensor) -> Tensor:
         scale, shift = self.modulate(condition).chunk(2, dim=-1)
         inner = self.up(self.norm(hidden)) * (1 + scale) + shift
-        return hidden + _tensor(self.down(functional.silu(inner)))
+        return hidden + tensor(self.down(functional.silu(inner)))
 
 
 class TransformerVelocity(_Conditioned):
@@ -103,32 +182,30 @@ class TransformerVelocity(_Conditioned):
 
     def __init__(self, dim: int, classes: int, width: int, depth: int) -> None:
         super().__init__(dim, classes, width)
-        self.patch = math.ceil(dim / TOKENS)
-        self.tokens = math.ceil(dim / self.patch)
-        self.enter = nn.Linear(self.patch, width)
-        self.position = nn.Embedding(self.tokens, width)
-        self.blocks = nn.ModuleList(_AttentionBlock(width, self.tokens) for _ in range(depth))
+        self.patches = CodePatches(dim, None)
+        self.enter = nn.Linear(self.patches.size, width)
+        self.position = nn.Embedding(self.patches.tokens, width)
+        self.blocks = nn.ModuleList(
+            _AttentionBlock(width, self.patches.tokens) for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(width)
-        self.leave = _zeroed(nn.Linear(width, self.patch))
+        self.leave = zeroed(nn.Linear(width, self.patches.size))
 
     def learned(self, x: Tensor, condition: Tensor) -> Tensor:
         """See the base class. Inside, tokens lie as (B, K * T, width)."""
-        batch, draws, dim = x.shape
-        padded = functional.pad(x, (0, self.tokens * self.patch - dim))
-        hidden = self.enter(padded.view(batch, draws * self.tokens, self.patch))
-        index = torch.arange(self.tokens, device=x.device).expand(batch, self.tokens)
-        hidden = hidden + self.position(index).repeat(1, draws, 1)
+        hidden = self.enter(self.patches.split(x))
+        index = torch.arange(self.patches.tokens, device=x.device).expand(len(x), -1)
+        hidden = hidden + self.position(index).repeat(1, x.shape[1], 1)
         for block in self.blocks:
             hidden = block(hidden, condition)
-        out = self.leave(self.norm(hidden)).view(batch, draws, self.tokens * self.patch)
-        return _tensor(out[..., :dim])
+        return self.patches.join(self.leave(self.norm(hidden)), x.shape[1])
 
 
 class _AttentionBlock(nn.Module):
     def __init__(self, width: int, tokens: int) -> None:
         super().__init__()
         self.tokens = tokens
-        self.heads = _heads(width)
+        self.heads = most_heads(width)
         self.modulate = nn.Linear(width, 4 * width)
         self.norm_mix, self.norm_up = nn.LayerNorm(width), nn.LayerNorm(width)
         self.mix_in, self.mix_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -139,55 +216,51 @@ class _AttentionBlock(nn.Module):
         scale_mix, shift_mix, scale_up, shift_up = parts
         hidden = hidden + self._mix(self.norm_mix(hidden) * (1 + scale_mix) + shift_mix)
         inner = self.up(self.norm_up(hidden) * (1 + scale_up) + shift_up)
-        return hidden + _tensor(self.down(functional.silu(inner)))
+        return hidden + tensor(self.down(functional.silu(inner)))
 
     def _mix(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
         heads = self.mix_in(hidden).view(-1, self.tokens, 3, self.heads, width // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # each (B * K, heads, T, width / heads)
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        return _tensor(self.mix_out(mixed.transpose(1, 2).reshape(batch, length, width)))
-
-
-def time_features(t: Tensor) -> Tensor:
-    """Sinusoidal features (..., 2 * FREQUENCIES) of times t (...) in [0, 1]."""
-    frequencies = torch.exp(
-        torch.linspace(math.log(0.5), math.log(64.0), FREQUENCIES, device=t.device, dtype=t.dtype)
-    )
-    angles = t[..., None] * frequencies * math.pi
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+        return tensor(self.mix_out(mixed.transpose(1, 2).reshape(batch, length, width)))
 
 
 def save_velocity(
     model: nn.Module, path: Path, settings: Velocity, *, room: str, **facts: str
 ) -> None:
     """Write the weights atomically as safetensors; `facts` are more metadata (such as hashes)."""
-    dim, classes = _sizes(model)
     tensors = {
         name: value.detach().cpu().contiguous().numpy()
         for name, value in model.state_dict().items()
     }
-    save_tensors(path, tensors, {**facts, **_metadata(settings, dim, classes), "room": room})
+    save_tensors(path, tensors, {**facts, **_metadata(settings, model), "room": room})
 
 
 def load_velocity(
-    path: Path, settings: Velocity, dim: int, classes: int
+    path: Path,
+    settings: Velocity,
+    dim: int,
+    classes: int,
+    *,
+    captions: Sequence[str] | None = None,
+    image: ImageShape | None = None,
 ) -> tuple[nn.Module, dict[str, str]]:
-    """Read a velocity model in eval mode, and its metadata.
+    """Read a velocity model in eval mode, and its metadata; arguments as in `build_velocity`.
 
     Raises:
         MissingError: no such file (from `load_tensors`).
         UsageError: the file holds another model than the plan's.
     """
     tensors, metadata = load_tensors(path)
-    expected = _metadata(settings, dim, classes)
+    model = build_velocity(settings, dim, classes, captions=captions, image=image)
+    expected = _metadata(settings, model)
     found = {key: metadata.get(key) for key in expected}
     if found != expected:
         raise UsageError(
             f"{path.name} holds the velocity model {found}; the plan expects {expected}",
             hint="the plan's velocity section changed: start a new run folder with --run",
         )
-    model = build_velocity(settings, dim, classes)
     _fill(model, tensors, path.name)
     return model.eval(), metadata
 
@@ -203,35 +276,20 @@ def _fill(model: nn.Module, tensors: dict[str, Any], name: str) -> None:
     )
 
 
-def _metadata(settings: Velocity, dim: int, classes: int) -> dict[str, str]:
-    return {
+def _metadata(settings: Velocity, model: nn.Module) -> dict[str, str]:
+    """What a file says of its model. Captions are no part of it: weights fit any."""
+    if not isinstance(model, PreconditionedVelocity):
+        raise UsageError(f"{type(model).__name__} is no velocity model of dpsynth")
+    facts = {
         "format": FORMAT,
         "kind": settings.kind,
         "width": str(settings.width),
         "depth": str(settings.depth),
-        "dim": str(dim),
-        "classes": str(classes),
+        "dim": str(model.dim),
+        "classes": str(model.classes),
     }
-
-
-def _sizes(model: nn.Module) -> tuple[int, int]:
-    if not isinstance(model, _Conditioned):
-        raise UsageError(f"{type(model).__name__} is no velocity model of dpsynth")
-    return model.dim, model.classes
-
-
-def _heads(width: int) -> int:
-    """The most heads that divide the width, of HEAD_WIDTH numbers or more each."""
-    most = max(1, width // HEAD_WIDTH)
-    return next(heads for heads in range(most, 0, -1) if width % heads == 0)
-
-
-def _zeroed(layer: nn.Linear) -> nn.Linear:
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def _tensor(value: Any) -> Tensor:
-    """Give a module's untyped output its type."""
-    return value  # type: ignore[no-any-return]
+    if isinstance(model, DualStreamVelocity):
+        keys = settings.model_dump(exclude={"kind", "width", "depth"})
+        image = model.image.model_dump() if model.image is not None else None
+        facts[DUAL] = json.dumps({**keys, "image": image}, sort_keys=True)
+    return facts

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
+from dpsynth.artifacts.trained import AVERAGE, CHECKPOINT
 from dpsynth.errors import UsageError
+from dpsynth.models.spectral import cap, cap_of, matrices
 from dpsynth.planning.schema import Train
 from dpsynth.private.optimisers import build_optimiser, learning_rate, state_names
 
-FORMAT = "dpsynth-checkpoint-1"
+FORMAT = CHECKPOINT
 
 
 class TrainingState:
@@ -30,6 +32,8 @@ class TrainingState:
         self.average = {name: p.detach().clone() for name, p in self._named.items()}
         self._optimiser = build_optimiser(self._named.values(), settings, noise)
         self._kept = state_names(settings)
+        bound, chosen = cap_of(model), matrices(model) & self._named.keys()
+        self._cap = (bound, sorted(chosen)) if bound is not None else None
 
     def apply(self, gradients: Mapping[str, Tensor]) -> None:
         """One step along noisy gradients (shapes of the weights), then the average."""
@@ -41,8 +45,16 @@ class TrainingState:
         self._optimiser.zero_grad(set_to_none=True)
         self.step += 1
         with torch.no_grad():
+            self._capped(self._named)
             for name, parameter in self._named.items():
                 self.average[name].lerp_(parameter, 1 - self._settings.ema)
+            self._capped(self.average)
+
+    def _capped(self, weights: Mapping[str, Tensor]) -> None:
+        """Keep a backbone's spectral cap. Post-processing of a noisy step: free, and no state."""
+        if self._cap is not None:
+            bound, names = self._cap
+            cap((weights[name] for name in names), bound)
 
     def averaged(self) -> nn.Module:
         """The model, its weights replaced by their average, in eval mode."""
@@ -66,7 +78,7 @@ class TrainingState:
         return found.hexdigest()
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        tensors = {f"average/{n}": v for n, v in self.average.items()}
+        tensors = {f"{AVERAGE}{n}": v for n, v in self.average.items()}
         for name, parameter in self._named.items():
             tensors[f"model/{name}"] = parameter.detach()
             for key in self._kept if self.step else ():
@@ -94,7 +106,7 @@ class TrainingState:
         with torch.no_grad():
             for name, parameter in self._named.items():
                 parameter.copy_(saved[f"model/{name}"])
-                self.average[name].copy_(saved[f"average/{name}"])
+                self.average[name].copy_(saved[f"{AVERAGE}{name}"])
                 own = {key: saved[f"{key}/{name}"].to(parameter.device) for key in self._kept}
                 # Optimisers with a bias correction count their steps; SGD would ignore it.
                 self._optimiser.state[parameter] = {"step": torch.tensor(float(self.step)), **own}

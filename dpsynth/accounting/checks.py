@@ -4,6 +4,9 @@ import math
 
 from dpsynth.errors import UsageError
 
+MOST_NUMBERS = 1_000
+"""In one list: clips of a statistic."""
+
 
 class AccountingError(UsageError, ValueError):
     """A number that no accountant can use. Exit code 2."""
@@ -19,6 +22,17 @@ def positive(name: str, value: object) -> float:
     if not (math.isfinite(number) and number > 0):
         raise AccountingError(f"{name} is {value!r}; expected a finite number above zero")
     return number
+
+
+def positives(name: str, value: object) -> tuple[float, ...]:
+    """`value`, a list or tuple of 1 to 1,000 numbers, as finite floats above zero.
+
+    >>> positives("clips", [1, 2.5])
+    (1.0, 2.5)
+    """
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MOST_NUMBERS:
+        raise AccountingError(f"{name} is {value!r:.80}; expected 1 to {MOST_NUMBERS:,} numbers")
+    return tuple(positive(name, number) for number in value)
 
 
 def open_fraction(name: str, value: object) -> float:

@@ -12,9 +12,9 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpsynth.accounting import checks, optimistic
 from dpsynth.accounting.crosscheck import EpsilonBounds, cross_check
-from dpsynth.accounting.events import Event, GaussianEvent, PoissonGaussianEvent
+from dpsynth.accounting.events import ComposedEvent, Event, GaussianEvent, PoissonGaussianEvent
 from dpsynth.accounting.merging import Merged, merge
-from dpsynth.accounting.statistics import Statistic, sensitivity
+from dpsynth.accounting.statistics import BucketedGradientSums, Statistic, sensitivity
 
 __all__ = ["EpsilonBounds", "cross_check", "epsilon", "event_for"]
 
@@ -34,16 +34,21 @@ def event_for(
 ) -> Event:
     """The event of releasing `statistic` under noise `noise_std` (same units).
 
-    With `rate` and `steps`: `steps` releases, each over a fresh Poisson sample.
+    With `rate` and `steps`: `steps` releases, each over a fresh Poisson sample. A statistic with
+    a clip for each time bucket makes one part for each clip (A17).
 
     Raises:
-        AccountingError: a number out of range, or only one of `rate` and `steps` given.
+        AccountingError: a number out of range, only one of `rate` and `steps` given, or neither
+            for a statistic that is of steps alone.
 
     >>> from dpsynth.accounting.statistics import ClippedGradientSum
     >>> event_for(ClippedGradientSum(2.0), 3.0, 0.01, 100)
     PoissonGaussianEvent(noise_multiplier=1.5, rate=0.01, steps=100)
     """
-    multiplier = checks.positive("noise_std", noise_std) / sensitivity(statistic)
+    noise_std = checks.positive("noise_std", noise_std)
+    if isinstance(statistic, BucketedGradientSums):
+        return _bucketed(statistic, noise_std, rate, steps)
+    multiplier = noise_std / sensitivity(statistic)
     if rate is None and steps is None:
         return GaussianEvent(multiplier)
     if rate is None or steps is None:
@@ -52,6 +57,20 @@ def event_for(
         )
     rate = checks.sampling_rate("rate", rate)
     return PoissonGaussianEvent(multiplier, rate, checks.whole("steps", steps))
+
+
+def _bucketed(
+    statistic: BucketedGradientSums, noise_std: float, rate: float | None, steps: int | None
+) -> ComposedEvent:
+    """One part for each clip: its steps are Gaussians of noise / clip on samples of their own."""
+    rate = checks.sampling_rate("rate", rate)
+    found = statistic.steps_by_clip(checks.whole("steps", steps))
+    return ComposedEvent(
+        tuple(
+            PoissonGaussianEvent(noise_std / clip, rate, count)
+            for clip, count in sorted(found.items(), reverse=True)
+        )
+    )
 
 
 def epsilon(events: Iterable[Event], delta: float) -> EpsilonBounds:

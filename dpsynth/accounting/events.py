@@ -23,10 +23,22 @@ class PoissonGaussianEvent:
 
 
 @dataclass(frozen=True)
+class ComposedEvent:
+    """Several events that one charge pays for together, such as steps of different clips."""
+
+    parts: tuple[PoissonGaussianEvent, ...]
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The least of the parts': noise over the largest sensitivity."""
+        return min(part.noise_multiplier for part in self.parts)
+
+
+@dataclass(frozen=True)
 class Unaccounted:
     """Something that touched private data and that no accountant here knows."""
 
     what: str
 
 
-Event = GaussianEvent | PoissonGaussianEvent | Unaccounted
+Event = GaussianEvent | PoissonGaussianEvent | ComposedEvent | Unaccounted

@@ -7,11 +7,17 @@ rate add their steps.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dpsynth.accounting import checks
-from dpsynth.accounting.events import Event, GaussianEvent, PoissonGaussianEvent, Unaccounted
+from dpsynth.accounting.events import (
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    PoissonGaussianEvent,
+    Unaccounted,
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +66,7 @@ def merge(events: Iterable[Event]) -> Merged:
     gaussians: Counter[float] = Counter()
     sampled: Counter[tuple[float, float]] = Counter()
     unaccounted = False
-    for event in events:
+    for event in flat(events):
         match event:
             case GaussianEvent(sigma):
                 gaussians[_sigma(sigma)] += 1
@@ -80,6 +86,15 @@ def merge(events: Iterable[Event]) -> Merged:
         sampled=tuple(sorted(Sampled(*key, steps) for key, steps in sampled.items())),
         unaccounted=unaccounted,
     )
+
+
+def flat(events: Iterable[Event]) -> Iterator[Event]:
+    """The events, composed ones replaced by their parts."""
+    for event in events:
+        if isinstance(event, ComposedEvent):
+            yield from event.parts
+        else:
+            yield event
 
 
 def _sigma(value: float) -> float:

@@ -154,6 +154,62 @@ class PaperSecondMoment:
 
 
 @dataclass(frozen=True)
+class CrossMoments:
+    """Second moments of the concatenated (code, caption feature), released together (X1).
+
+    One record with code z, ||z|| <= R, and feature vector f, ||f|| <= Rf, adds `caption`
+    ff^T/Rf^2, `cross` zf^T/(R Rf) and `second` zz^T/R^2; the symmetric ones are stored as in
+    `ClassMoments`. A constant feature makes counts and sums part of them: StraightDP,
+    equation 5 and proposition B.10 with one joint bound (docs/maths/cross.md). `features` and
+    `dim` are the lengths of f and z.
+
+    >>> sensitivity(CrossMoments(0.48, 0.64, 0.6, features=11, dim=32))
+    1.0
+    """
+
+    caption: float
+    cross: float
+    second: float
+    features: int
+    dim: int
+
+    kind: ClassVar[str] = "cross-moments"
+
+    def __post_init__(self) -> None:
+        _coerce(self, caption=checks.positive, cross=checks.positive, second=checks.positive)
+        _coerce(self, features=checks.whole, dim=checks.whole)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`, as JSON values."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True)
+class PaperCrossMoments:
+    """(1/N) (sum ze^T / (R Rtxt), sum ee^T / Rtxt^2) with the paper's constant (equation X3).
+
+    StraightDP, proposition B.10: 2 sqrt(2) / N covers replacement, hence also add-or-remove; N is
+    the declared capacity.
+
+    >>> round(sensitivity(PaperCrossMoments(capacity=1000, features=10, dim=32)), 9)
+    0.002828427
+    """
+
+    capacity: int
+    features: int
+    dim: int
+
+    kind: ClassVar[str] = "paper-cross-moments"
+
+    def __post_init__(self) -> None:
+        _coerce(self, capacity=checks.whole, features=checks.whole, dim=checks.whole)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`, as JSON values."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True)
 class ClippedGradientSum:
     """The sum of one clipped gradient a record, each of L2 norm at most `clip` (A4).
 
@@ -173,8 +229,57 @@ class ClippedGradientSum:
         return _to_json(self)
 
 
+@dataclass(frozen=True)
+class BucketedGradientSums:
+    """Sums of clipped gradients whose clip depends on the step's time bucket (A17).
+
+    `clips`: C_1..C_K. The n steps of one execution take the buckets in turn from the first:
+    step i (from 0) clips to C_k, k = i mod K. One absolute noise serves them all, so a bucket with
+    a larger clip has less noise for its sensitivity, and spends more.
+
+    >>> statistic = BucketedGradientSums(clips=(0.5, 1.5))
+    >>> sensitivity(statistic), statistic.steps_by_clip(5)
+    (1.5, {0.5: 3, 1.5: 2})
+    """
+
+    clips: tuple[float, ...]
+
+    kind: ClassVar[str] = "bucketed-gradient-sums"
+
+    def __post_init__(self) -> None:
+        _coerce(self, clips=checks.positives)
+
+    def clip_of(self, step: int) -> float:
+        """Clip of step `step` of an execution, counted from 0."""
+        return self.clips[step % len(self.clips)]
+
+    def steps_by_clip(self, steps: int) -> dict[float, int]:
+        """How many of an execution's first `steps` steps have each clip; those with none left out.
+
+        Buckets of one clip are one entry. Costs K, whatever `steps` is.
+        """
+        found: dict[float, int] = {}
+        full, rest = divmod(checks.whole("steps", steps), len(self.clips))
+        for number, clip in enumerate(self.clips):
+            if count := full + (number < rest):
+                found[clip] = found.get(clip, 0) + count
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`, as JSON values."""
+        return {**_to_json(self), "clips": list(self.clips)}
+
+
 Statistic = (
-    ClassMoments | CellSums | CellMoments | PaperClassSums | PaperSecondMoment | ClippedGradientSum
+    ClassMoments
+    | CellSums
+    | CellMoments
+    | PaperClassSums
+    | PaperSecondMoment
+    | CrossMoments
+    | PaperCrossMoments
+    | ClippedGradientSum
+    | BucketedGradientSums
 )
 
 _KINDS: dict[str, type[Statistic]] = {
@@ -185,7 +290,10 @@ _KINDS: dict[str, type[Statistic]] = {
         CellMoments,
         PaperClassSums,
         PaperSecondMoment,
+        CrossMoments,
+        PaperCrossMoments,
         ClippedGradientSum,
+        BucketedGradientSums,
     )
 }
 
@@ -197,12 +305,19 @@ def sensitivity(statistic: Statistic) -> float:
             return math.hypot(statistic.count, statistic.sum, statistic.second)
         case CellSums():
             return math.hypot(statistic.count, statistic.sum)
+        case CrossMoments():
+            return math.hypot(statistic.caption, statistic.cross, statistic.second)
         case PaperClassSums():
             return 2.0
         case PaperSecondMoment():
             return 2.0 / statistic.capacity
+        case PaperCrossMoments():
+            # Rounded up: 2 sqrt(2) is no float.
+            return math.nextafter(2.0 * math.sqrt(2.0), math.inf) / statistic.capacity
         case ClippedGradientSum():
             return statistic.clip
+        case BucketedGradientSums():
+            return max(statistic.clips)  # of one step; accounting composes each bucket's own
     raise checks.AccountingError(
         f"{type(statistic).__name__} is no statistic whose sensitivity is known here"
     )

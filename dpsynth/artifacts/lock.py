@@ -77,7 +77,8 @@ class Slot:
     def from_json(cls, obj: dict[str, Any]) -> "Slot":
         """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on anything else."""
         known = dict(obj)
-        statistic = _statistic(tuple(known.pop("statistic").items()))
+        spec = known.pop("statistic").items()
+        statistic = _statistic(tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in spec))
         return cls(statistic=statistic, **known)
 
 
@@ -98,7 +99,8 @@ class Lock:
 
     `epsilon` is the pessimistic composed value of all slots, spares included, at
     `budget["delta"] - delta_slack`; `delta_slack` pays for discrete noise.
-    `unsafe_seed` is not None only under an `--unsafe-...` flag.
+    `unsafe_seed` is not None only under an `--unsafe-...` flag. `allocation`: how training's clip
+    and noise differ by time bucket, and the candidates it was chosen from; None for one clip.
     """
 
     plan_hash: str
@@ -112,6 +114,7 @@ class Lock:
     delta_slack: float
     versions: dict[str, str]
     unsafe_seed: int | None = None
+    allocation: dict[str, Any] | None = None
     lock_hash: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -133,7 +136,15 @@ class Lock:
             "delta_slack": self.delta_slack,
             "versions": self.versions,
             "unsafe_seed": self.unsafe_seed,
+            # Absent where there is none: locks of plans without it stay as they always were.
+            **({} if self.allocation is None else {"allocation": self.allocation}),
         }
+
+    @property
+    def provisional(self) -> bool:
+        """Whether the plan's allocation by time bucket is still to be chosen: nothing may spend."""
+        said: object = self.allocation  # a lock that was read may hold anything
+        return said is not None and not (isinstance(said, dict) and said.get("profile") is not None)
 
     @property
     def noise_source(self) -> str:

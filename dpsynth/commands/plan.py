@@ -23,6 +23,9 @@ def plan(
 ) -> None:
     """Verify a plan: calibrate its noise, compose its epsilon, write the lock.
 
+    A plan with stages.train.allocation is planned again after pretrain, which measures its time
+    buckets on public data: then every shape is verified and the best one by a public score is kept.
+
     Opens no private file. Over budget, or a plan changed after its first charge: exit 3.
 
     Example: dpsynth plan plans/digits.yaml
@@ -38,6 +41,7 @@ def plan(
         )
 
     from dpsynth.planning import table
+    from dpsynth.planning.steps import status
     from dpsynth.planning.verify import make_run, warnings
 
     verified = make_run(plan, run, private=private, unsafe_seed=unsafe_seed)
@@ -49,6 +53,14 @@ def plan(
         json,
         lambda: table.render(verified.lock, str(verified.run.lock)),
     )
+    if verified.lock.provisional:
+        note(
+            "the clip and noise of each time bucket are chosen from public data: after pretrain, "
+            "plan again (dpsynth run does so by itself)"
+        )
     whole = ["dpsynth", "run", plan] if run is None else ["dpsynth", "run", plan, "--run", run]
-    note(f"next: {typed('dpsynth', 'check', root)}   (or all of it: {typed(*whole)})")
+    following = typed("dpsynth", "check", root)
+    if verified.lock.allocation is not None:  # pretrain may be done already
+        following = status(verified.run).next_command or following
+    note(f"next: {following}   (or all of it: {typed(*whole)})")
     return None

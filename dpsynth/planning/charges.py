@@ -10,6 +10,7 @@ from functools import cache
 
 from dpsynth.accounting.compose import EpsilonBounds, epsilon, event_for
 from dpsynth.accounting.events import Event, PoissonGaussianEvent
+from dpsynth.accounting.merging import flat
 from dpsynth.accounting.statistics import Statistic, sensitivity, statistic_from_json
 from dpsynth.artifacts.transcript import Line
 from dpsynth.errors import DpsynthError, ReplayError
@@ -17,7 +18,11 @@ from dpsynth.errors import DpsynthError, ReplayError
 
 @dataclass(frozen=True)
 class Row:
-    """Charges of one mechanism: same statistic, noise and rate. `epsilon`: these alone."""
+    """Charges of one mechanism: same statistic, noise and rate. `epsilon`: these alone.
+
+    Where the clip differs by time bucket, `sensitivity` and `noise_multiplier` are those of the
+    largest one; epsilon counts each step by its own.
+    """
 
     mechanism: str
     executions: int
@@ -34,6 +39,7 @@ class Charge:
 
     stage: str
     statistic: Statistic
+    noise_std: float
     event: Event
     rate: float | None
     steps: int | None
@@ -52,14 +58,20 @@ def read_charges(lines: Iterable[Line]) -> list[Charge]:
         if line["kind"] != "charge":
             continue
         try:
-            statistic = statistic_of(tuple(line["statistic"].items()))
+            statistic = statistic_of(_hashable(line["statistic"]))
             event = event_of(statistic, line["noise_std"], line["rate"], line["steps"])
         except (DpsynthError, TypeError, ValueError, AttributeError) as error:
             raise ReplayError(
                 f"line {line['line']} is a charge that no accountant can read: {error}"
             ) from error
-        charges.append(Charge(str(line["stage"]), statistic, event, line["rate"], line["steps"]))
+        noise, rate, steps = line["noise_std"], line["rate"], line["steps"]
+        charges.append(Charge(str(line["stage"]), statistic, noise, event, rate, steps))
     return charges
+
+
+def _hashable(spec: dict[str, object]) -> tuple[tuple[str, object], ...]:
+    """A statistic's JSON object as a key of the cache: lists as tuples."""
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in spec.items())
 
 
 def compose(charges: Sequence[Charge], delta: float) -> EpsilonBounds:
@@ -72,7 +84,7 @@ def compose(charges: Sequence[Charge], delta: float) -> EpsilonBounds:
 
 def gathered(events: Iterable[Event]) -> Iterator[Event]:
     """The same events, runs of equal sampled ones as one with all their steps."""
-    for event, count in Counter(events).items():
+    for event, count in Counter(flat(events)).items():
         if isinstance(event, PoissonGaussianEvent):
             yield replace(event, steps=event.steps * count)
         else:
@@ -83,8 +95,7 @@ def rows(charges: Sequence[Charge], delta: float) -> list[Row]:
     """One row for charges of equal stage, statistic, noise and rate, in order of appearance."""
     groups: dict[tuple[object, ...], list[Charge]] = {}
     for charge in charges:
-        noise = getattr(charge.event, "noise_multiplier", None)
-        key = (charge.stage, charge.statistic, noise, charge.rate)
+        key = (charge.stage, charge.statistic, charge.noise_std, charge.rate)
         groups.setdefault(key, []).append(charge)
     return [_row(group, delta) for group in groups.values()]
 
@@ -98,6 +109,6 @@ def _row(group: Sequence[Charge], delta: float) -> Row:
         steps=steps,
         rate=first.rate,
         sensitivity=sensitivity(first.statistic),
-        noise_multiplier=getattr(first.event, "noise_multiplier", float("nan")),
+        noise_multiplier=first.noise_std / sensitivity(first.statistic),
         epsilon=compose(group, delta).pessimistic,
     )

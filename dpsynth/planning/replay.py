@@ -277,6 +277,10 @@ def _check_lock(lock: Lock, opened: Line, charges: Sequence[Line]) -> None:
             "the lock's slots, budget or delta_slack do not follow from the plan in it",
             hint="replay it with the dpsynth version named in the lock; otherwise it was forged",
         )
+    if charges and lock.provisional:
+        raise ReplayError(
+            "the lock is provisional: its time buckets were never chosen, so nothing could spend"
+        )
     specs = {slot.id: slot.spec() for slot in lock.slots}
     for line in charges:
         spec = specs.get(line["slot"])

@@ -12,6 +12,8 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_summary
 from dpsynth.artifacts.spending import SpendState, read_state
 from dpsynth.errors import DpsynthError, UsageError, typed
+from dpsynth.planning.candidates import is_allocated
+from dpsynth.planning.sources import plan_file
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Status:
             why = closed if self.state.closed else "a crash forfeited the release"
             return f"dpsynth plan PLAN --run {self.run.root}-2   ({why})"
         step = next((step for step in self.steps if not step.done), None)
+        if step is not None and step.name == "allocate":
+            return _plan_again(self.run)
         return None if step is None else typed("dpsynth", step.command, self.run.root)
 
     @property
@@ -98,6 +102,8 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
     spent_any = bool(state.charged)
     yield Step("check", "check", spent_any or _passed(run.curator / "check.json"))
     yield Step("pretrain", "pretrain", run.calibration.is_file())
+    if lock.allocation is not None:
+        yield Step("allocate", "plan", spent_any or is_allocated(run, lock))
     if facts["stages"]["moments"] is not None:
         yield Step("release-moments", "release-moments", _released(lock, state))
     if facts["distillation"] is not None:
@@ -111,6 +117,14 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
     sampled = all(read_summary(folder) is not None for folder in folders.values())
     yield Step("sample", "sample", sampled)
     yield Step("evaluate", "evaluate", sampled and _evaluated(run, folders))
+
+
+def _plan_again(run: RunDir) -> str:
+    """What plans a run again, once the public calibration is there."""
+    try:
+        return typed("dpsynth", "plan", plan_file(run), "--run", run.root)
+    except DpsynthError:
+        return f"dpsynth plan PLAN --run {run.root}"
 
 
 def _passed(report: Path) -> bool:

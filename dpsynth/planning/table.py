@@ -3,7 +3,12 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dpsynth.accounting.statistics import CellMoments, sensitivity
+from dpsynth.accounting.statistics import (
+    CellMoments,
+    CrossMoments,
+    PaperCrossMoments,
+    sensitivity,
+)
 from dpsynth.artifacts.lock import Lock
 from dpsynth.console import table
 from dpsynth.planning.units import unit_words
@@ -11,6 +16,7 @@ from dpsynth.planning.units import unit_words
 if TYPE_CHECKING:
     from rich.console import Group
 
+CANDIDATES = ("beta", "clip by time bucket", "noise / clip", "epsilon", "utility", "")
 COLUMNS = ("mechanism", "executions", "noise multiplier", "rate", "epsilon alone", "share")
 
 
@@ -56,12 +62,36 @@ def rounds(lock: Lock, stage: str) -> list[dict[str, Any]]:
     ]
 
 
+def candidates(lock: Lock) -> Iterator[tuple[Any, ...]]:
+    """One row for each shape that the planner looked at (StraightDP, B.5)."""
+    said = lock.allocation or {}
+    for one in said.get("candidates", ()):
+        made = one["noise_std"] is not None
+        chosen = one["beta"] == said["beta"]
+        yield (
+            f"{one['beta']:g}",
+            _short(one["clips"]),
+            _short(one["noise_multipliers"]) if made else "no noise met the budget",
+            f"{one['epsilon']:.4f}" if made else "",
+            f"{one['utility']:.6f}" if made else "discarded",
+            "chosen" if chosen else "",
+        )
+
+
+def _short(numbers: list[float]) -> str:
+    return " ".join(f"{number:.4g}" for number in numbers)
+
+
 def render(lock: Lock, where: str) -> "Group":
     """The table and what it means, as a rich renderable."""
     from rich.console import Group
     from rich.text import Text
 
-    return Group(table(COLUMNS, rows(lock)), Text("\n".join(_footnotes(lock, where))))
+    spent, notes = table(COLUMNS, rows(lock)), Text("\n".join(_footnotes(lock, where)))
+    shapes = list(candidates(lock))
+    if not shapes:
+        return Group(spent, notes)
+    return Group(table(CANDIDATES, shapes), Text(), spent, notes)
 
 
 def as_json(lock: Lock) -> dict[str, Any]:
@@ -77,6 +107,7 @@ def as_json(lock: Lock) -> dict[str, Any]:
         "slots": len(lock.slots),
         "spares": sum(slot.spare for slot in lock.slots),
         "split": lock.facts["split"],
+        "allocation": lock.allocation,
         "plan_hash": lock.plan_hash,
         "lock_hash": lock.lock_hash,
         "noise_source": lock.noise_source,
@@ -89,12 +120,20 @@ def _footnotes(lock: Lock, where: str) -> Iterator[str]:
     if cells:
         alone = "; one Gaussian a class needs no cells" if cells[0] == 1 else ""
         yield f"cells: at most {cells[0]} a class{alone}"
+    for slot in lock.slots:
+        if isinstance(slot.statistic, CrossMoments | PaperCrossMoments) and not slot.spare:
+            lengths = f"{slot.statistic.features} numbers, codes of {slot.statistic.dim}"
+            yield f"captions: moments of caption features of {lengths}, released together"
     yield (
         f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "
         f"{budget['adjacency']}, unit: {unit_words(budget['unit'])}"
     )
     if any(rounds(lock, stage) for stage in lock.by_stage):
         yield "indented: rounds of one stage; in brackets, the part of its 1/noise^2 that each has"
+    if lock.allocation is not None:
+        edges, reason = lock.allocation["edges"], lock.allocation["reason"]
+        where_from = f" (edges at t = {_short(edges)})" if edges else ""
+        yield f"time buckets{where_from}: {reason}"
     if lock.facts["split"] == "epsilon":
         yield (
             "split: epsilon gives each stage its share of epsilon; composed exactly, the total "

@@ -3,29 +3,28 @@
 Rounding is towards privacy: multipliers are rounded up, epsilons are the pessimistic ones.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
 from dpsynth import __version__
-from dpsynth.accounting.calibrate import round_up, smallest_scale
-from dpsynth.accounting.compose import EpsilonBounds, cross_check, epsilon
-from dpsynth.accounting.events import Event
+from dpsynth.accounting.compose import cross_check, epsilon
+from dpsynth.artifacts.files import read_json
 from dpsynth.artifacts.ledger import Entry, Ledger, dataset_text
 from dpsynth.artifacts.lock import Lock, read_lock, write_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.settled import require_grown
-from dpsynth.artifacts.spending import SpendState, read_state
-from dpsynth.errors import BudgetError, MissingError, PlanError, typed
+from dpsynth.artifacts.spending import SpendState, calibration_hash, read_state
+from dpsynth.errors import BudgetError, MissingError, PlanError, UsageError, typed
 from dpsynth.planning import sources
+from dpsynth.planning.allocation import Profile, profile_in
+from dpsynth.planning.calibrated import Calibrated, calibrate, composition_delta, stage_events
+from dpsynth.planning.candidates import Choice, choose, is_allocated, waiting
 from dpsynth.planning.schema import Plan
-from dpsynth.planning.workload import active_weights, delta_slack, follows, slots
+from dpsynth.planning.workload import active_weights, follows, slots
 from dpsynth.planning.yaml_plan import load_plan, plan_hash
 
 _KEY = object()
-_NUDGES = 50
 _CHANGED = "plan into a new run folder: dpsynth plan PLAN --run runs/NAME-2"
 
 
@@ -54,17 +53,27 @@ class VerifiedPlan:
         return self.lock.noise_source
 
 
-def verify(plan: Plan, *, unsafe_seed: int | None = None) -> Lock:
+def verify(plan: Plan, *, unsafe_seed: int | None = None, profile: Profile | None = None) -> Lock:
     """Calibrate each stage's noise to the plan's budget, compose, check, and freeze.
+
+    `profile`: what public data say of the time buckets, for plans with an allocation. Without it
+    such a plan's lock is uniform and provisional: nothing may spend under it.
 
     Raises:
         PlanError: the budget cannot be met by any noise, or the plan asks for too many slots.
         BudgetError: the composed epsilon is over the budget (no calibrated plan is).
     """
-    delta, slack = _composition_delta(plan)
-    multipliers, bounds = _calibrate(plan, delta)
-    planned = slots(plan, multipliers)
+    delta, slack = composition_delta(plan)
+    settings = plan.stages.train
+    allocated = settings is not None and settings.allocation is not None
+    choice = choose(plan, profile, delta) if allocated and profile is not None else None
+    made = calibrate(plan, delta) if choice is None else _calibrated(choice)
+    bounds = made.bounds
+    planned = slots(plan, made.multipliers, made.clips)
     checks = cross_check([slot.event() for slot in planned], delta, bounds)
+    allocation = choice.to_json() if choice else None
+    if settings is not None and allocated and choice is None:
+        allocation = waiting(settings)
     return Lock(
         plan_hash=plan_hash(plan),
         facts=plan.facts(),
@@ -72,12 +81,21 @@ def verify(plan: Plan, *, unsafe_seed: int | None = None) -> Lock:
         slots=planned,
         epsilon=bounds.pessimistic,
         optimistic=bounds.optimistic,
-        by_stage=_by_stage(plan, multipliers, delta, bounds),
+        by_stage=_by_stage(plan, made, delta),
         checks=checks,
         delta_slack=slack,
         versions=_versions(),
         unsafe_seed=unsafe_seed,
+        allocation=allocation,
     )
+
+
+def _calibrated(choice: Choice) -> Calibrated:
+    """The noise of the candidate that won. It was verified by itself, as every other was."""
+    made = choice.chosen.calibrated
+    if made is None:
+        raise BudgetError("the chosen candidate was never verified")
+    return made
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -119,11 +137,62 @@ def make_run(
         return load_verified(folder.root, private)
     _check_apart(plan)
     _check_cap(folder, plan)
-    lock = verify(plan, unsafe_seed=unsafe_seed)
+    lock = verify(plan, unsafe_seed=unsafe_seed, profile=_profile(folder, plan))
     folder.make_rooms()
     write_lock(folder.lock, lock)
     sources.write(folder, plan_file, plan, private)
     return VerifiedPlan(plan, lock, folder, _KEY)
+
+
+def allocate(verified: VerifiedPlan) -> VerifiedPlan:
+    """Plan again after `pretrain`: choose clip and noise by time bucket, and write the lock.
+
+    Once anything is charged the lock stays as it is.
+
+    Raises:
+        MissingError: the run has no public calibration.
+        PlanError: it has no profile of the plan's time buckets.
+    """
+    run, lock = verified.run, verified.lock
+    if _started(run, lock):
+        return verified
+    profile = _profile(run, verified.plan)
+    if profile is None:
+        raise PlanError(
+            "public/calibration.json has no profile of this plan's time buckets",
+            hint=typed("dpsynth", "pretrain", run.root),
+        )
+    made = verify(verified.plan, unsafe_seed=lock.unsafe_seed, profile=profile)
+    write_lock(run.lock, made)
+    return VerifiedPlan(verified.plan, made, run, _KEY)
+
+
+def require_allocated(verified: VerifiedPlan) -> None:
+    """Refuse to spend under a lock whose time buckets are not those of the public calibration.
+
+    Call before the first charge of a stage. Plans without an allocation pass.
+
+    Raises:
+        PlanError: the plan was not planned again after `pretrain`, or is of another calibration.
+        MissingError: the run has no public calibration.
+    """
+    lock, run = verified.lock, verified.run
+    if lock.allocation is None:
+        return
+    calibration_hash(run)
+    hint = typed("dpsynth", "plan", sources.plan_file(run), "--run", run.root)
+    if lock.provisional:
+        raise PlanError(
+            "the plan's time buckets have no clips and noise of their own yet: plan again after "
+            "pretrain",
+            hint=hint,
+        )
+    if not is_allocated(run, lock):
+        if _started(run, lock):
+            hint = "restore public/calibration.json: what was planned and spent rests on it"
+        raise PlanError(
+            "the lock's time buckets are not those of public/calibration.json", hint=hint
+        )
 
 
 def load_verified(run: Path, private: Path | None = None) -> VerifiedPlan:
@@ -160,65 +229,12 @@ def load_verified(run: Path, private: Path | None = None) -> VerifiedPlan:
     return VerifiedPlan(plan, lock, folder, _KEY)
 
 
-def _composition_delta(plan: Plan) -> tuple[float, float]:
-    slack = delta_slack(plan)
-    delta = plan.budget.delta - slack
-    if delta <= 0:
-        raise PlanError(
-            f"budget.delta {plan.budget.delta:g} is used up by the discrete noise's own share "
-            f"({slack:.2g})",
-            hint="declare a larger delta, such as `delta: 1e-5`",
-        )
-    return delta, slack
-
-
-def _calibrate(plan: Plan, delta: float) -> tuple[dict[str, float], EpsilonBounds]:
-    """Noise multiplier of each active stage, and the composed epsilon of everything."""
-    weights, budget = active_weights(plan), plan.budget.epsilon
-    if plan.split == "epsilon":
-        found = {s: _alone(plan, s, w * budget, delta) for s, w in weights.items()}
-        multipliers = {s: round_up(m) for s, m in found.items()}
-        return _within(plan, multipliers, delta)
-    alone = {stage: _alone(plan, stage, budget, delta) for stage in weights}
-    base = {stage: alone[stage] / math.sqrt(weights[stage]) for stage in weights}
-    scale = 1.0
-    if len(weights) > 1:
-        scale = smallest_scale(lambda s: _all_events(plan, base, s), budget, delta)
-    return _within(plan, {stage: round_up(scale * m) for stage, m in base.items()}, delta)
-
-
-def _all_events(plan: Plan, base: Mapping[str, float], scale: float = 1.0) -> list[Event]:
-    multipliers = {stage: scale * m for stage, m in base.items()}
-    return [slot.event() for slot in slots(plan, multipliers)]
-
-
-def _alone(plan: Plan, stage: str, budget: float, delta: float) -> float:
-    return smallest_scale(lambda m: _all_events(plan, {stage: m}), budget, delta)
-
-
-def _within(
-    plan: Plan, multipliers: dict[str, float], delta: float
-) -> tuple[dict[str, float], EpsilonBounds]:
-    """Nudge rounded multipliers up until the composed epsilon is within the budget."""
-    for _ in range(_NUDGES):
-        bounds = epsilon(_all_events(plan, multipliers), delta)
-        if bounds.pessimistic <= plan.budget.epsilon:
-            return multipliers, bounds
-        multipliers = {s: round_up(math.nextafter(m, math.inf)) for s, m in multipliers.items()}
-    raise BudgetError(
-        f"the composed epsilon {bounds.pessimistic:.6g} is over the budget {plan.budget.epsilon:g}",
-        hint="declare a larger epsilon, fewer steps or a lower rate",
-    )
-
-
-def _by_stage(
-    plan: Plan, multipliers: Mapping[str, float], delta: float, total: EpsilonBounds
-) -> dict[str, Any]:
+def _by_stage(plan: Plan, made: Calibrated, delta: float) -> dict[str, Any]:
     weights = active_weights(plan)
     rows: dict[str, Any] = {}
-    for stage, multiplier in multipliers.items():
-        events = _all_events(plan, {stage: multiplier})
-        bounds = total if len(multipliers) == 1 else epsilon(events, delta)
+    for stage, multiplier in made.multipliers.items():
+        events = stage_events(plan, {stage: multiplier}, made.clips)
+        bounds = made.bounds if len(made.multipliers) == 1 else epsilon(events, delta)
         train = plan.stages.train if stage == "train" else None
         rows[stage] = {
             "executions": train.steps if train else len(events),
@@ -241,6 +257,19 @@ def _check_lock(lock: Lock, plan: Plan) -> None:
             f"{plan.budget.epsilon:g}; no private file was opened",
             hint=_CHANGED,
         )
+
+
+def _profile(run: RunDir, plan: Plan) -> Profile | None:
+    """The run's public profile of the plan's time buckets; None while there is none that fits."""
+    settings = plan.stages.train
+    if settings is None or settings.allocation is None or not run.calibration.is_file():
+        return None
+    try:
+        profile = profile_in(read_json(run.calibration))
+    except UsageError:  # damaged: pretrain makes it anew
+        return None
+    fits = profile is not None and profile.fits(settings.buckets, plan.distillation)
+    return profile if fits else None
 
 
 def _started(run: RunDir, lock: Lock) -> bool:

@@ -11,22 +11,29 @@ from typing import Any
 
 from dpsynth.accounting import discrete
 from dpsynth.accounting.statistics import (
+    BucketedGradientSums,
     CellMoments,
     CellSums,
     ClassMoments,
     ClippedGradientSum,
+    CrossMoments,
     PaperClassSums,
+    PaperCrossMoments,
     PaperSecondMoment,
     Statistic,
     sensitivity,
 )
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.errors import PlanError
+from dpsynth.planning.allocation import held_clips
+from dpsynth.planning.captions import CaptionRelease, Template
 from dpsynth.planning.release import Blocks, Cells, Moments
 from dpsynth.planning.rounds import FIRST, LAST, Rounds, rounds_of
 from dpsynth.planning.schema import Plan, Train
 
 GRID_SCALE = 2.0**30
+CROSS = "cross-moments"
+"""Name of a caption release, and the start of each name where it is several."""
 MAX_SLOTS = 100_000
 
 
@@ -55,13 +62,50 @@ def _roots(*shares: float) -> list[float]:
     return [math.sqrt(share / largest / total) for share in shares]
 
 
+def released_dim(plan: Plan) -> int:
+    """Numbers of a released code: `stages.moments.projection`, or the whole code."""
+    moments = plan.stages.moments
+    return (moments.projection if moments else None) or plan.representation.code
+
+
+def has_constant(plan: Plan) -> bool:
+    """Whether caption features begin with the constant one, which releases the intercept.
+
+    The paper's own release has none: its intercept is the global mean, released beside.
+    """
+    moments = plan.stages.moments
+    if moments is None or moments.captions is None:
+        return False
+    return moments.captions.intercept and moments.sensitivity == "tight"
+
+
+def feature_dim(plan: Plan) -> int:
+    """Length m' of a caption's feature vector, with its constant where there is one; 0 without.
+
+    One-hot: the conditions. Slots: an indicator for each value of each slot. Sentence: `width`.
+    """
+    moments = plan.stages.moments
+    release, captions = (moments.captions if moments else None), plan.private.captions
+    if release is None:
+        return 0
+    if release.features == "sentence":
+        found = release.width
+    elif release.features == "slots" and isinstance(captions, Template):
+        found = sum(len(values) for values in captions.values(plan.private.classes))
+    else:
+        found = plan.private.conditions
+    return found + has_constant(plan)
+
+
 def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic, float]]:
     """Name, statistic and share of each release of the moments stage (section 3.1), in order.
 
     The share is that of 1/sigma^2: sigma is the stage's noise multiplier over its root. Rounds
     share one Gaussian (A16); each of the paper's two mechanisms has the multiplier whole.
     """
-    classes, dim = len(plan.private.classes), plan.representation.code
+    if moments.captions is not None:
+        return list(_caption_statistics(plan, moments, moments.captions))
+    classes, dim = plan.private.conditions, released_dim(plan)
     if moments.sensitivity == "paper":
         return [
             ("moments-sums", PaperClassSums(classes=classes, dim=dim), 1.0),
@@ -78,6 +122,21 @@ def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic
     return [(name, found.get(name, statistic), share) for name, share in rounds.releases]
 
 
+def _caption_statistics(
+    plan: Plan, moments: Moments, release: CaptionRelease
+) -> Iterator[tuple[str, Statistic, float]]:
+    """The cross moments (docs/maths/cross.md, X1), or the paper's three mechanisms (X3)."""
+    features, dim, capacity = feature_dim(plan), released_dim(plan), plan.private.capacity
+    if moments.sensitivity == "paper":
+        yield f"{CROSS}-sums", PaperClassSums(classes=1, dim=dim), 1.0
+        yield f"{CROSS}-second", PaperSecondMoment(capacity=capacity, dim=dim), 1.0
+        yield f"{CROSS}-captions", PaperCrossMoments(capacity, features, dim), 1.0
+        return
+    blocks = release.blocks
+    a, b, c = _roots(blocks.caption, blocks.cross, blocks.second)
+    yield CROSS, CrossMoments(caption=a, cross=b, second=c, features=features, dim=dim), 1.0
+
+
 def _cell_statistics(cells: Cells, rounds: Rounds, classes: int, dim: int) -> dict[str, Statistic]:
     """Statistics of the cell rounds, by name: counts and sums, in the last one all three."""
     a, b, c = block_weights(cells.blocks)
@@ -87,9 +146,14 @@ def _cell_statistics(cells: Cells, rounds: Rounds, classes: int, dim: int) -> di
     return {**dict.fromkeys(rounds.lloyd_names, lloyd), LAST: last}
 
 
-def slots(plan: Plan, multipliers: Mapping[str, float]) -> tuple[Slot, ...]:
-    """All slots in planned order, each with the noise of its stage's multiplier."""
-    made = [*_moment_slots(plan, multipliers), *_train_slots(plan, multipliers)]
+def slots(
+    plan: Plan, multipliers: Mapping[str, float], clips: tuple[float, ...] | None = None
+) -> tuple[Slot, ...]:
+    """All slots in planned order, each with the noise of its stage's multiplier.
+
+    `clips`: of the time buckets, for plans with an allocation; the uniform one where None.
+    """
+    made = [*_moment_slots(plan, multipliers), *_train_slots(plan, multipliers, clips)]
     return tuple(
         Slot(id=number, stage=stage, name=name, statistic=statistic,
              noise_std=noise_std(statistic, multipliers[stage], share),
@@ -113,11 +177,15 @@ def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Dra
             yield "moments", f"{name}-spare-{number}", statistic, share, None, None, True
 
 
-def _train_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
+def _train_slots(
+    plan: Plan, multipliers: Mapping[str, float], clips: tuple[float, ...] | None
+) -> Iterator[_Draft]:
     train = plan.stages.train
     if train is None or "train" not in multipliers:
         return
-    statistic = ClippedGradientSum(clip=train.clip)
+    statistic: Statistic = ClippedGradientSum(clip=train.clip)
+    if train.allocation is not None:
+        statistic = BucketedGradientSums(clips=clips or (train.clip,) * train.buckets)
     for number, steps in enumerate(chunks(train), start=1):
         yield "train", f"train-{number:04d}", statistic, 1.0, train.rate, steps, False
 
@@ -173,7 +241,16 @@ def _is_noise(value: Any) -> bool:
 
 
 def follows(lock: Lock, plan: Plan) -> bool:
-    """Whether a lock is that of `plan`: nothing in it is trusted but each stage's noise."""
+    """Whether a lock is that of `plan`: nothing in it is trusted but each stage's noise.
+
+    And, in plans with an allocation, the clip of each time bucket: like noise, both are public
+    choices, and what they cost follows from the slots.
+    """
+    train = plan.stages.train
+    allocated = train is not None and train.allocation is not None
+    clips = held_clips(lock.allocation, train) if train is not None else None
+    if (lock.allocation is not None) != allocated or (clips is not None) != allocated:
+        return False
     noise = {stage: row["noise_multiplier"] for stage, row in lock.by_stage.items()}
     weights = active_weights(plan)
     return (
@@ -183,7 +260,7 @@ def follows(lock: Lock, plan: Plan) -> bool:
         and set(noise) == set(weights)
         and all(lock.by_stage[stage].get("share", own) == own for stage, own in weights.items())
         and all(map(_is_noise, noise.values()))
-        and lock.slots == slots(plan, noise)
+        and lock.slots == slots(plan, noise, clips)
     )
 
 
@@ -223,5 +300,14 @@ def coordinates(statistic: Statistic) -> int:
             return classes * (1 + dim)
         case PaperSecondMoment(dim=dim):
             return dim * (dim + 1) // 2
-        case ClippedGradientSum():
+        case CrossMoments(features=features, dim=dim):
+            return _triangle(features) + dim * features + _triangle(dim)
+        case PaperCrossMoments(features=features, dim=dim):
+            return _triangle(features) + dim * features
+        case ClippedGradientSum() | BucketedGradientSums():
             return 0  # its noise is continuous
+
+
+def _triangle(size: int) -> int:
+    """Numbers in the upper triangle of a symmetric matrix."""
+    return size * (size + 1) // 2

@@ -71,7 +71,7 @@ def test_a_chosen_schedule_enters_the_hash():
         ("optimizer: {kind: adam, weight_decay: 0.1}", "unknown key", "the keys here"),
         ("optimizer: {kind: adam, floor: 0}", "expected a number above 0", "floor"),
         ("optimizer: {kind: adamw, weight_decay: .nan}", "a finite number", "weight_decay"),
-        ("optimizer: adam", "got", "section"),
+        ("optimizer: adam", "got", "optimizer: {kind: adam}"),
         ("schedule: {kind: step}", "expected 'constant', 'cosine' or 'linear'", "kind"),
         ("schedule: {warmup: -1}", "expected a number at least 0", "warmup"),
         ("schedule: {warmup: 100000}", "must end before the last", "change the plan"),

@@ -11,12 +11,12 @@ from dpsynth.accounting.statistics import ClippedGradientSum
 from dpsynth.artifacts.lock import Slot
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
+from dpsynth.planning.allocation import LATEST
 from dpsynth.planning.schema import Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import ClippedSum, EngineSettings, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.steps import (
-    LATEST,
     PrivateCodes,
     Workload,
     _line,

@@ -22,6 +22,8 @@ DERIVED = (
     "distilled.safetensors",
     "public/geometry.safetensors",
     "public/within.safetensors",
+    "public/projection.safetensors",
+    "public/features.safetensors",
 )
 """Arrays of a hand-out that are made without a look at private records, by their path in it."""
 
@@ -29,22 +31,32 @@ DERIVED = (
 def file_of(stage: str, mechanism: str) -> str:
     """File that a charge's mechanism releases into; a spare's is that of what it spares.
 
-    A cell round has a file of its own; the paper's two mechanisms share one.
+    A cell round has a file of its own; the paper's mechanisms share one.
 
     >>> file_of("moments", "cells-lloyd-1-spare-2")
     'cells-lloyd-1.safetensors'
+    >>> file_of("moments", "cross-moments-second-spare-1")
+    'cross-moments.safetensors'
     """
     if stage == "train":
         return MODEL
     release = mechanism.split("-spare-", maxsplit=1)[0]
-    return f"{'moments' if release.startswith('moments-') else release}.safetensors"
+    for shared in ("moments", "cross-moments"):
+        if release.startswith(f"{shared}-"):
+            return f"{shared}.safetensors"
+    return f"{release}.safetensors"
 
 
 def made_files(released: Path) -> list[Path]:
     """Files that only a look at private records makes, whichever rounds they say they are."""
     return [
         path
-        for pattern in ("moments*.safetensors", "cells*.safetensors", MODEL)
+        for pattern in (
+            "moments*.safetensors",
+            "cross-moments*.safetensors",
+            "cells*.safetensors",
+            MODEL,
+        )
         for path in sorted(released.glob(pattern))
         if path.is_file()
     ]

@@ -7,18 +7,38 @@ without a template, the captions themselves.
 import itertools
 import math
 import re
-from functools import cached_property
+import unicodedata
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dpsynth.planning.section import Fraction, PathField, PositiveFloat, Section
+from dpsynth.planning.section import (
+    Fraction,
+    PathField,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    later,
+)
 
 CLASS = "class"
 MOST_CONDITIONS = 4096
+MINILM = "minilm"
+"""In place of an encoder's folder: the one of an installed package (docs/captions.md)."""
 _SLOT = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 
 Values = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+def words_of(text: str) -> str:
+    """A caption as it is compared: without capitals, outer and double spaces, invisible marks.
+
+    >>> words_of(" A  Big Dog") == words_of("a big dog")
+    True
+    """
+    plain = unicodedata.normalize("NFKC", text)
+    seen = "".join(x for x in plain if unicodedata.category(x) != "Cf")
+    return " ".join(seen.split()).casefold()
 
 
 class Template(Section):
@@ -46,7 +66,7 @@ class Template(Section):
                 raise ValueError(f"values of slot {slot} must be distinct")
         return self
 
-    @cached_property
+    @property  # not cached: what is cached on a section is taken for one of its fields
     def names(self) -> tuple[str, ...]:
         """The slots in the template's order."""
         return tuple(_SLOT.findall(self.template))
@@ -76,6 +96,37 @@ class Template(Section):
         by_name = dict(zip(self.names, values, strict=True))
         return _SLOT.sub(lambda match: by_name[match[1]], self.template)
 
+    def owners(self, classes: list[str]) -> list[int]:
+        """The class of each condition, as its place in `classes`, in the order of `fillings`."""
+        at = self.names.index(CLASS)
+        return [filling[at] for filling in self.fillings(classes)]
+
+    def condition(self, caption: str, classes: list[str]) -> int | None:
+        """The condition whose caption has the words of `caption`; None where there is none.
+
+        For many captions take `caption_rules.caption_rule`, which lists them once.
+
+        >>> Template(kind="template", template="a {class}").condition("A  Dog ", ["cat", "dog"])
+        1
+        """
+        wanted = words_of(caption)
+        texts = (words_of(text) for text in self.captions(classes))
+        return next((number for number, text in enumerate(texts) if text == wanted), None)
+
+    def alike(self, classes: list[str]) -> tuple[str, str] | None:
+        """Two conditions whose captions have the same words; None where there are no such two.
+
+        >>> two = Template(kind="template", template="{size}{class}", slots={"size": ["a", "ab"]})
+        >>> two.alike(["bc", "c"])
+        ('abc', 'abc')
+        """
+        seen: dict[str, str] = {}
+        for text in self.captions(classes):
+            if (words := words_of(text)) in seen:
+                return seen[words], text
+            seen[words] = text
+        return None
+
     def count(self, classes: list[str]) -> int:
         """How many conditions there are."""
         return math.prod(len(values) for values in self.values(classes))
@@ -102,14 +153,16 @@ class CaptionRelease(Section):
     """Cross moments of codes and caption features in place of class moments (equation 5).
 
     `features`: one-hot conditions, one indicator block a slot, or the pooled embedding of a frozen
-    public sentence encoder (`encoder`: the folder of a sentence-transformers model). `ridge`: of
-    the regression. `centre`: features are centred at their public mean. `intercept`: a constant
+    public sentence encoder (`encoder`: the folder of a sentence-transformers model, or `minilm`
+    for that of an installed package; `width`: numbers of its embedding). `ridge`: of the
+    regression. `centre`: features are centred at their public mean. `intercept`: a constant
     feature is released jointly. `clip_quantile`, `margin`: the caption radius is `margin` times
     this quantile of public feature norms (one-hot and slots have a radius of their own).
     """
 
     features: Literal["one-hot", "slots", "sentence"]
-    encoder: PathField | None = None
+    encoder: Literal["minilm"] | PathField | None = None
+    width: PositiveInt = later(384)
     ridge: PositiveFloat = 1e-3
     centre: bool = True
     intercept: bool = True
@@ -121,31 +174,7 @@ class CaptionRelease(Section):
     def _encoder_fits(self) -> "CaptionRelease":
         if (self.features == "sentence") is (self.encoder is None):
             raise ValueError(
-                "encoder: the folder of a sentence-transformers model, given with "
+                "encoder: `minilm` or the folder of a sentence-transformers model, given with "
                 "`features: sentence` and with nothing else"
             )
         return self
-
-
-def captions_fault(
-    captions: Template | FreeCaptions | None,
-    release: CaptionRelease | None,
-    *,
-    conditions: int,
-    velocity: str,
-    drawn_for: bool,
-) -> str:
-    """Why these parts of a plan do not fit together; empty where they do.
-
-    `velocity`: its kind; `drawn_for`: whether the plan names captions to draw images for.
-    """
-    if conditions > MOST_CONDITIONS:
-        return f"the template has {conditions} fillings, more than {MOST_CONDITIONS}"
-    if release is not None and release.features == "slots" and not isinstance(captions, Template):
-        return "features: slots needs private.captions of kind template"
-    if isinstance(captions, FreeCaptions):
-        if release is None or release.features != "sentence":
-            return "captions of kind free need stages.moments.captions with features: sentence"
-        if velocity != "mmdit" or not drawn_for:
-            return "captions of kind free need velocity.kind: mmdit and sampling.captions"
-    return ""

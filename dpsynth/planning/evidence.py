@@ -15,6 +15,7 @@ from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.settled import DERIVED, MODEL, made_files, settled_files
 from dpsynth.artifacts.transcript import Line, Transcript, read_transcript
 from dpsynth.errors import MissingError, ReplayError, UsageError
+from dpsynth.planning.candidates import is_allocated
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def gather(target: Path, *, head: str | None, partial: bool) -> Evidence:
     checked = _check_head(transcript, head, manifest, notes, grown=_is_run(folder))
     if target.is_dir():
         notes += _check_files(folder, transcript)
+        _check_buckets(folder, lock)
     stated = manifest.get("epsilon") if manifest and checked else None
     if stated is not None and not isinstance(stated, int | float):
         raise ReplayError(f"{MANIFEST} states no number as its epsilon")
@@ -222,13 +224,28 @@ def _check_calibration(folder: Path, transcript: Transcript) -> None:
     _check_named(path)
 
 
+def _check_buckets(folder: Path, lock: Lock | None) -> None:
+    """Clips by time bucket are what the planner makes of the public profile, where it is there.
+
+    Their cost was composed whatever they are; this tells that they were chosen as the docs say.
+    """
+    path = RunDir(folder).calibration
+    if lock is None or lock.allocation is None or lock.provisional or not path.is_file():
+        return
+    if not is_allocated(RunDir(folder), lock):
+        raise ReplayError(
+            "the lock's clips by time bucket do not follow from public/calibration.json",
+            hint="restore it: the buckets were shaped by its profile",
+        )
+
+
 def _check_named(calibration: Path) -> None:
     """Public files that the calibration names by hash are those beside it, where they are."""
     try:
         facts = read_json(calibration)
     except UsageError as error:
         raise ReplayError(error.message) from error
-    for key in ("geometry", "within"):
+    for key in ("geometry", "within", "projection", "features"):
         path, wanted = calibration.parent / f"{key}.safetensors", facts.get(f"{key}_sha256")
         if wanted is not None and path.is_file() and sha256_file(path) != wanted:
             raise ReplayError(

@@ -14,6 +14,7 @@ from dpsynth.planning.section import LATER
 
 _PATHS = {"idx": ("images", "labels"), "folder": ("path",), "npz": ("path",)}
 _ENCODED = "sentence"  # a caption release with a text encoder's folder
+_FREE = "free"  # captions of any form
 
 
 def with_paths(value: Any) -> Any:
@@ -22,8 +23,23 @@ def with_paths(value: Any) -> Any:
         placeholders = dict.fromkeys(_PATHS.get(str(value.get("kind")), ()), "-")
         if value.get("features") == _ENCODED:
             placeholders["encoder"] = "-"
-        return {**placeholders, **{key: with_paths(item) for key, item in value.items()}}
+        found = {**placeholders, **{key: with_paths(item) for key, item in value.items()}}
+        return _drawn_for(found) if _is_free(found) else found
     return [with_paths(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_free(facts: dict[str, Any]) -> bool:
+    """Whether these are a plan's facts, its captions free: images are drawn for a file's."""
+    private = facts.get("private")
+    captions = private.get("captions") if isinstance(private, dict) else None
+    return isinstance(captions, dict) and captions.get("kind") == _FREE
+
+
+def _drawn_for(facts: dict[str, Any]) -> dict[str, Any]:
+    sampling = facts.get("sampling", {})
+    return (
+        facts | {"sampling": {"captions": "-", **sampling}} if isinstance(sampling, dict) else facts
+    )
 
 
 def without_paths(section: BaseModel) -> dict[str, Any]:

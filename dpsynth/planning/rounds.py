@@ -70,8 +70,8 @@ def rounds_of(plan: Plan) -> Rounds | None:
     cells = moments.cells
     most = cells.most or cells_worth(
         plan.private.capacity,
-        len(plan.private.classes),
-        plan.representation.code,
+        plan.private.conditions,
+        moments.projection or plan.representation.code,
         plan.budget.epsilon,
         plan.budget.delta,
     )

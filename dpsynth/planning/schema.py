@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dpsynth.planning.allocation import Allocation
-from dpsynth.planning.captions import Captions, Template, captions_fault
+from dpsynth.planning.caption_fits import require_captions
+from dpsynth.planning.captions import Captions, Template
 from dpsynth.planning.facts import with_paths, without_paths
 from dpsynth.planning.optimizer import Adam, Optimizer, Schedule
 from dpsynth.planning.release import Moments
@@ -21,6 +22,7 @@ from dpsynth.planning.section import (
     Rate,
     Section,
     later,
+    misfit,
 )
 from dpsynth.planning.source_kinds import Source
 from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_units
@@ -107,7 +109,7 @@ class Private(Section):
     @model_validator(mode="after")
     def _distinct_classes(self) -> "Private":
         if len(set(self.classes)) != len(self.classes):
-            raise ValueError("class names must be distinct")
+            raise misfit("class names must be distinct", "classes")
         return self
 
 
@@ -139,7 +141,9 @@ class Autoencoder(Section):
     @model_validator(mode="after")
     def _batch_has_a_spread(self) -> "Autoencoder":
         if self.norm and self.batch < 2:
-            raise ValueError("norm: true needs batch: 2 or more (a batch's own mean and spread)")
+            raise misfit(
+                "norm: true needs batch: 2 or more (a batch's own mean and spread)", "batch", "norm"
+            )
         return self
 
 
@@ -180,11 +184,26 @@ class Train(Section):
     parameters: Literal["all", "last"] = later("all")
 
     @model_validator(mode="after")
+    def _chunks_hold_every_bucket(self) -> "Train":
+        """A charge says how many steps it has, and so which clips: every chunk begins anew."""
+        if self.allocation is not None and self.chunk % self.buckets and self.chunk < self.steps:
+            raise misfit(
+                f"stages.train.allocation needs chunks of whole rounds of its time buckets: chunk "
+                f"is {self.chunk}, and buckets is {self.buckets}",
+                "chunk",
+                "buckets",
+                "allocation",
+                hint=f"write `chunk: {self.buckets * max(1, self.chunk // self.buckets)}`",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _warmup_ends(self) -> "Train":
         if self.schedule.warmup >= self.steps:
-            raise ValueError(
-                f"schedule.warmup: {self.schedule.warmup} must end before the last of the "
-                f"{self.steps} steps"
+            raise misfit(
+                f"schedule.warmup: {self.schedule.warmup} must end before the last step, and "
+                f"steps is {self.steps}",
+                "schedule.warmup",
             )
         return self
 
@@ -299,38 +318,65 @@ class Plan(Section):
         image, space = self.private.image, self.representation
         pixels = image.height * image.width * image.channels
         if space.kind == "pixels" and space.code != pixels:
-            raise ValueError(
+            raise misfit(
                 f"representation.code is {space.code}, and kind: pixels has {pixels} numbers "
-                "(height x width x channels); leave `code` out"
+                "(height x width x channels); leave `code` out",
+                "representation.code",
+                hint="write `representation: {kind: pixels}`, without `code`",
+            )
+        if space.kind == "pca" and space.code > pixels:
+            raise misfit(
+                f"representation.code is {space.code}, and PCA of {pixels} pixels "
+                f"(height x width x channels) has at most {pixels} numbers",
+                "representation.code",
+                hint=f"write `code: {pixels}` or less",
             )
         return self
 
     @model_validator(mode="after")
     def _stages_fit(self) -> "Plan":
         if self.distillation is not None and self.stages.moments is None:
-            raise ValueError("distillation needs stages.moments")
+            raise misfit("distillation needs stages.moments", "distillation")
         if self.sampling.method != "flow" and self.stages.moments is None:
-            raise ValueError(f"sampling.method: {self.sampling.method} needs stages.moments")
+            raise misfit(
+                f"sampling.method: {self.sampling.method} needs stages.moments",
+                "sampling.method",
+                "sampling",
+                "stages",
+                hint="declare stages.moments, or write `sampling: {method: flow}`",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _projection_fits(self) -> "Plan":
+        moments, code = self.stages.moments, self.representation.code
+        if moments is not None and (moments.projection or 0) >= code:
+            raise misfit(
+                f"stages.moments.projection is {moments.projection}, and a code has {code} numbers",
+                "stages.moments.projection",
+                hint=f"write `projection: {code - 1}` or less, or leave it out",
+            )
         return self
 
     @model_validator(mode="after")
     def _captions_fit(self) -> "Plan":
-        fault = captions_fault(
+        require_captions(
             self.private.captions,
             self.stages.moments.captions if self.stages.moments else None,
-            conditions=self.private.conditions,
+            classes=self.private.classes,
+            source=self.private.source,
+            unit=self.budget.column,
             velocity=self.velocity.kind,
             drawn_for=self.sampling.captions is not None,
         )
-        if fault:
-            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")
     def _unit_fits(self) -> "Plan":
         moments = self.stages.moments
         if self.budget.column is not None:
-            require_units(self.private.source, moments.sensitivity if moments else None)
+            sensitivity = moments.sensitivity if moments else None
+            require_units(self.budget.column, self.private.source, sensitivity)
         return self
 
     def facts(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dpsynth.planning.section import PathField, PositiveInt, Section
+from dpsynth.planning.section import PathField, PositiveInt, Section, later
 
 
 class IdxSource(Section):
@@ -23,12 +23,16 @@ class FolderSource(Section):
 
 
 class NpzSource(Section):
-    """A NumPy archive of `images` (n, H, W) or (n, H, W, C) and integer `labels` (n,)."""
+    """A NumPy archive of `images` (n, H, W) or (n, H, W, C) and integer `labels` (n,).
+
+    `captions`: name of an array (n,) of text, for plans with captions.
+    """
 
     kind: Literal["npz"]
     path: PathField
     images: str = "images"
     labels: str = "labels"
+    captions: str | None = later(None)
 
 
 class DigitsSource(Section):

@@ -23,8 +23,8 @@ from dpsynth.errors import PlanError, UsageError
 from dpsynth.private.lattice import CODE_BITS, Block, ExactSums
 from dpsynth.private.noise import NoiseSource
 
-# Covers the float rounding of the scales below: noise is rounded up, towards privacy.
-_UP = 1 + 2.0**-40
+UP = 1 + 2.0**-40
+"""Covers the float rounding of scales: noise is rounded up, towards privacy."""
 
 Array = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ class Blocks:
         return NoisySums(
             counts=self.counts.release(exact.counts, noise),
             sums=self.sums.release(exact.sums, noise),
-            seconds=None if self.second is None else _symmetric(exact.seconds, self.second, noise),
+            seconds=None if self.second is None else symmetric(exact.seconds, self.second, noise),
         )
 
 
@@ -100,13 +100,13 @@ def blocks_of(slots: Sequence[Slot], radius: float) -> Blocks:
     code = 2.0**CODE_BITS  # whole numbers in one radius
     square = code**2
     blocks = Blocks(
-        counts=Block(1.0, count * _UP),
-        sums=Block(radius / code, total * _UP * code),
+        counts=Block(1.0, count * UP),
+        sums=Block(radius / code, total * UP * code),
         second=None
         if second is None
         else (
-            Block(radius**2 / square, second * _UP * square),
-            Block(radius**2 / square, second * _UP * square / math.sqrt(2)),
+            Block(radius**2 / square, second * UP * square),
+            Block(radius**2 / square, second * UP * square / math.sqrt(2)),
         ),
     )
     blocks.check()
@@ -128,7 +128,7 @@ def _scales(slots: Sequence[Slot]) -> tuple[float, float, float | None]:
             raise PlanError("the lock's moments stage is not a release that this version knows")
 
 
-def _symmetric(
+def symmetric(
     seconds: NDArray[np.object_], blocks: tuple[Block, Block], noise: NoiseSource
 ) -> Array:
     """Noise on the upper triangle alone, mirrored: the lower one repeats what was released."""

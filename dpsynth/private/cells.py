@@ -22,10 +22,9 @@ from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.lattice import CODE_MAX, ExactSums, quantise, quantise_rows
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.products import Whole
-from dpsynth.private.shares import unit_sums
+from dpsynth.private.shares import NOWHERE, unit_sums
 from dpsynth.private.together import total_sums
 
-NOWHERE = -1
 # Rows compared with the centres at once: bounds memory, and changes no bit of any result.
 _ROWS = 2**16
 

@@ -3,7 +3,7 @@
 What a mechanism reads is a stream: memory does not grow with the records. See docs/sources.md.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpsynth.distributed.ranks import ALONE, Ranks
+from dpsynth.planning.caption_rules import CaptionRule, caption_rule
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.lattice import quantise_rows
@@ -25,8 +26,6 @@ from dpsynth.vault.split import content_hash, content_hashes
 Codes = NDArray[np.int64]
 Images = NDArray[np.uint8]
 Moved = Callable[[float], None]
-# Whole codes (m, d), and which of them (m,) are finite.
-Part = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 MOST_KEPT = 2**28
 """Bytes of codes, by the plan's own numbers, that are kept for the rounds after the first."""
@@ -41,13 +40,15 @@ class UnitCodes:
     """Quantised codes of whole units: never released, dies in the mechanism.
 
     codes (n, d) int32 in steps of R / 2^16 (widen before a product: squares do not fit) and labels
-    (n,) int64. sizes (u,) int64: images of each unit, which lie side by side; None where each
-    record is a unit by itself.
+    (n,) int64: classes, or conditions where captions follow a template. sizes (u,) int64: images of
+    each unit, which lie side by side; None where each record is a unit by itself. captions (n,):
+    their texts, where these are free.
     """
 
     codes: NDArray[np.int32]
     labels: Codes
     sizes: Codes | None = None
+    captions: tuple[str, ...] | None = None
 
     @property
     def units(self) -> int:
@@ -71,9 +72,10 @@ class CodeStream:
         *,
         ranks: Ranks = ALONE,
         keep: bool = False,
+        captions: CaptionRule | None = None,
     ) -> None:
         self._units, self._representation, self._classes = units, representation, classes
-        self._ranks, self._keep = ranks, keep
+        self._ranks, self._keep, self._captions = ranks, keep, captions
         self._kept: list[UnitCodes] | None = None
 
     def __iter__(self) -> Iterator[UnitCodes]:
@@ -86,7 +88,12 @@ class CodeStream:
             return
         kept = []
         for chunk in encoded(
-            self._units, self._representation, self._classes, ranks=self._ranks, moved=moved
+            self._units,
+            self._representation,
+            self._classes,
+            ranks=self._ranks,
+            moved=moved,
+            captions=self._captions,
         ):
             if self._keep:
                 kept.append(chunk)
@@ -108,6 +115,7 @@ def private_stream(
         len(plan.private.classes),
         ranks=ranks,
         keep=passes > 1 and is_kept(plan),
+        captions=caption_rule(plan.private.captions, plan.private.classes),
     )
 
 
@@ -130,21 +138,26 @@ def encoded(
     *,
     ranks: Ranks = ALONE,
     moved: Moved = lambda _: None,
+    captions: CaptionRule | None = None,
 ) -> Iterator[UnitCodes]:
     """Codes of whole units, about `rows` images at a time; each image is encoded on its own.
 
     Where a record is a unit, a unit contributes its first record alone. A record whose code is
-    not finite, or whose label is not declared, contributes nothing; nor does a unit without codes.
+    not finite, or whose label or caption (`captions`) is not declared, contributes nothing; nor
+    does a unit without codes.
     """
     if rows is None:
         rows = max(1, min(_ROWS, _NUMBERS // representation.dim))
     # The first is empty, so that there is one where there is no unit.
     sizes = None if units.most is None else np.zeros(0, np.int64)
-    yield UnitCodes(np.zeros((0, representation.dim), np.int32), np.zeros(0, np.int64), sizes)
-    if isinstance(units, Units) and units.most is None:
+    texts = None if captions is None or captions.is_template else ()
+    yield UnitCodes(
+        np.zeros((0, representation.dim), np.int32), np.zeros(0, np.int64), sizes, texts
+    )
+    if captions is None and isinstance(units, Units) and units.most is None:
         yield from _by_blocks(units, representation, classes, rows=rows, ranks=ranks, moved=moved)
     else:
-        yield from _by_units(units, representation, classes, rows, ranks)
+        yield from _by_units(units, representation, _Counted(classes, captions), rows, ranks)
 
 
 def _by_blocks(
@@ -172,7 +185,7 @@ def _by_blocks(
                 if not chunk.has_room(len(labels[part])):
                     yield chunk.taken()
                     chunk = _Chunk(rows, representation.dim)
-                chunk.add(encoder.quantised(images[part]), labels[part])
+                chunk.add(encoder, images[part], labels[part])
             moved(block.done - done)
             done = block.done
         own.finish()
@@ -190,35 +203,65 @@ class _Chunk:
     def has_room(self, more: int) -> bool:
         return self.count + more <= len(self._labels)
 
-    def add(self, parts: Iterable[Part], labels: Codes) -> None:
-        """Add what is finite; the parts are of records in the order of `labels`."""
-        start = 0
-        for whole, finite in parts:
-            end = self.count + int(finite.sum())
-            kept = slice(None) if finite.all() else finite
-            self._codes[self.count : end] = whole[kept]
-            self._labels[self.count : end] = labels[start : start + len(whole)][kept]
-            self.count, start = end, start + len(whole)
+    def add(self, encoder: "_Encoder", images: Images, labels: Codes) -> None:
+        """Add what is finite of some images' codes, which are written where they stay."""
+        room = self._codes[self.count : self.count + len(labels)]
+        finite = encoder.quantise(images, room)
+        if not finite.all():
+            labels, kept = labels[finite], room[finite]
+            room[: len(kept)] = kept
+        self._labels[self.count : self.count + len(labels)] = labels
+        self.count += len(labels)
 
     def taken(self) -> UnitCodes:
         return UnitCodes(self._codes[: self.count], self._labels[: self.count])
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """Which of a unit's records count, and for what."""
+
+    classes: int
+    captions: CaptionRule | None
+
+    def group(self, record: Record) -> int | None:
+        """A record's class, or a template's condition; None where it counts for nothing."""
+        if not 0 <= record.label < self.classes:
+            return None
+        if self.captions is None or not self.captions.is_template:
+            return record.label
+        return self.captions.condition(record.text)
+
+    def of(self, unit: list[Record]) -> list[tuple[Record, int]]:
+        """The records that count, each with what it counts for."""
+        groups = ((record, self.group(record)) for record in unit)
+        return [(record, group) for record, group in groups if group is not None]
+
+    def texts(self, records: list[Record], finite: NDArray[np.bool_]) -> tuple[str, ...] | None:
+        """Free captions of the records whose codes are finite (n,); None where none are free."""
+        if self.captions is None or self.captions.is_template:
+            return None
+        return tuple(record.text for record, kept in zip(records, finite, strict=True) if kept)
+
+
 def _by_units(
-    units: PrivacyUnits, representation: Representation, classes: int, rows: int, ranks: Ranks
+    units: PrivacyUnits,
+    representation: Representation,
+    counted: _Counted,
+    rows: int,
+    ranks: Ranks,
 ) -> Iterator[UnitCodes]:
-    waiting: list[list[Record]] = []
+    waiting: list[list[tuple[Record, int]]] = []
     images = 0
     with _Encoder(representation) as encoder:
         for unit in shard(units.records(), ranks, _mark):
-            chosen = unit[:1] if units.most is None else unit
-            waiting.append([record for record in chosen if 0 <= record.label < classes])
+            waiting.append(counted.of(unit[:1] if units.most is None else unit))
             images += len(waiting[-1])
             if images >= rows:
-                yield _coded(waiting, units, encoder)
+                yield _coded(waiting, units, encoder, counted)
                 waiting, images = [], 0
         if images:
-            yield _coded(waiting, units, encoder)
+            yield _coded(waiting, units, encoder, counted)
 
 
 def _mark(unit: list[Record]) -> bytes:
@@ -226,24 +269,30 @@ def _mark(unit: list[Record]) -> bytes:
     return b"".join(content_hash(record, "shard") for record in unit)
 
 
-def _coded(waiting: list[list[Record]], units: PrivacyUnits, encoder: "_Encoder") -> UnitCodes:
+def _coded(
+    waiting: list[list[tuple[Record, int]]],
+    units: PrivacyUnits,
+    encoder: "_Encoder",
+    counted: _Counted,
+) -> UnitCodes:
     """Codes of these units' records, of which there is one or more."""
-    records = [record for unit in waiting for record in unit]
-    parts = list(encoder.quantised(np.stack([record.image for record in records])))
-    codes, finite = (np.concatenate(same) for same in zip(*parts, strict=True))
-    labels = np.array([record.label for record in records], dtype=np.int64)
+    records = [record for unit in waiting for record, _ in unit]
+    codes = np.empty((len(records), encoder.dim), np.int32)
+    finite = encoder.quantise(np.stack([record.image for record in records]), codes)
+    labels = np.array([group for unit in waiting for _, group in unit], dtype=np.int64)
+    texts = counted.texts(records, finite)
     if units.most is None:
-        return UnitCodes(codes[finite], labels[finite])
+        return UnitCodes(codes[finite], labels[finite], captions=texts)
     owners = np.repeat(np.arange(len(waiting)), [len(unit) for unit in waiting])
     sizes = np.bincount(owners[finite], minlength=len(waiting))
-    return UnitCodes(codes[finite], labels[finite], sizes[sizes > 0])
+    return UnitCodes(codes[finite], labels[finite], sizes[sizes > 0], texts)
 
 
 class _Encoder(AbstractContextManager["_Encoder"]):
     """Encodes and quantises a few images at a time; elementwise codes by torch's many threads."""
 
     def __init__(self, representation: Representation) -> None:
-        self._representation = representation
+        self._representation, self.dim = representation, representation.dim
         self._step = max(1, _NEAR // representation.dim)
         threads = torch.get_num_threads() if representation.elementwise else 1
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
@@ -252,11 +301,15 @@ class _Encoder(AbstractContextManager["_Encoder"]):
         if self._pool is not None:
             self._pool.shutdown()
 
-    def quantised(self, images: Images) -> Iterable[Part]:
-        """Codes of some images after the other, and which of them are finite."""
-        parts = (images[at : at + self._step] for at in range(0, len(images), self._step))
-        return map(self._one, parts) if self._pool is None else self._pool.map(self._one, parts)
+    def quantise(self, images: Images, out: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Overwrite `out` (n, d) with the codes of one image or more; which (n,) are finite."""
+        starts = range(0, len(images), self._step)
+        given = ((images[at : at + self._step], out[at : at + self._step]) for at in starts)
+        parts = map(self._one, given) if self._pool is None else self._pool.map(self._one, given)
+        return np.concatenate(list(parts))
 
-    def _one(self, images: Images) -> Part:
+    def _one(self, given: tuple[Images, NDArray[np.int32]]) -> NDArray[np.bool_]:
+        """One step of `quantise`, in any thread."""
+        images, out = given
         exact = self._representation.encode_exact_many(images)
-        return quantise_rows(exact, self._representation.radius)
+        return quantise_rows(exact, self._representation.radius, out)[1]

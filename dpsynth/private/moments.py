@@ -1,8 +1,9 @@
 """The moment release: class moments (StraightDP, section 3.1), then the plan's cell rounds.
 
-Each round sees the records and what earlier rounds released. Sensitivities in
-docs/maths/moments.md and docs/maths/cells.md, of units of several images in docs/maths/units.md;
-a slot's statistic carries its own.
+A caption release (equation 5) is one round in place of them. Each round sees the records and what
+earlier rounds released. Sensitivities in docs/maths/moments.md, docs/maths/cells.md and
+docs/maths/cross.md, of units of several images in docs/maths/units.md; a slot's statistic carries
+its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +13,9 @@ from typing import Any
 
 from dpsynth.accounting.statistics import CellMoments, CellSums, ClassMoments
 from dpsynth.artifacts.cells import ReleasedCells, load_cells, save_cells
+from dpsynth.artifacts.cross import ReleasedCross, load_cross, save_cross
 from dpsynth.artifacts.lock import Slot
-from dpsynth.artifacts.moments import NAME, ReleasedMoments, load_moments, save_moments
+from dpsynth.artifacts.moments import ReleasedMoments, load_moments, save_moments
 from dpsynth.artifacts.spending import calibration_hash, spending
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import ALONE, Ranks
@@ -21,16 +23,18 @@ from dpsynth.errors import PlanError
 from dpsynth.planning.release import Moments
 from dpsynth.planning.rounds import rounds_of
 from dpsynth.planning.schema import Plan
-from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.planning.verify import VerifiedPlan, require_allocated
 from dpsynth.private.blocks import Blocks, blocks_of
+from dpsynth.private.captioned import Captioned, load_captioned
 from dpsynth.private.cells import Frame, frame_of, release_cells, shard_sums
+from dpsynth.private.cross import add_cross_noise, cross_sums
 from dpsynth.private.encoding import UnitCodes, private_stream
 from dpsynth.private.lattice import ExactSums
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.session import Round, Session, rounds_in
 from dpsynth.private.shares import unit_sums
 from dpsynth.private.together import give_sums, require_same_codes, total_sums
-from dpsynth.public.representation import load_representation
+from dpsynth.public.projection import load_release_space
 from dpsynth.public.within import load_within
 from dpsynth.released import centres as public_centres
 from dpsynth.released.estimate import estimate
@@ -40,6 +44,8 @@ from dpsynth.vault.checked import require_checked
 def release_moments(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Spend the plan's moments stage once: `released/moments.safetensors`, and cells if planned.
 
+    With captions it is `released/cross-moments.safetensors` alone.
+
     A stage that a crash ended between two rounds goes on with the next one. Every process of
     `ranks` calls this; the main one spends and writes, the others give their sums and return {}.
 
@@ -47,7 +53,7 @@ def release_moments(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, A
         What was released, in declared and released values alone.
 
     Raises:
-        PlanError: the plan has no moments stage.
+        PlanError: the plan has no moments stage, or must be planned again after `pretrain`.
         BudgetError: already released, or every slot of a round is spent.
         MissingError: `dpsynth pretrain` has not run, or a file of its own or of an earlier round
             is gone.
@@ -62,8 +68,10 @@ def release_moments(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, A
         _follow(verified, ranks)
         return {}
     require_checked(verified)
-    representation = load_representation(run, verified.plan)
+    require_allocated(verified)
+    representation = load_release_space(run, verified.plan).representation
     require_same_codes(representation, ranks)
+    captioned = load_captioned(run, verified.plan, representation, ranks)
     # The estimate will need it: refused here, before the budget is spent, and not after.
     load_within(run, verified.plan)
     alone = verified.plan.stages.train is None
@@ -78,36 +86,67 @@ def release_moments(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, A
         total = len(session.rounds)
         with progress("releasing moments", total, completed=total - len(left)) as bar:
             session.bar = bar
-            moments = _class_round(session, verified.plan, settings, representation.radius)
-            cells = dict(_cell_rounds(session, verified.plan, settings, moments))
+            released = _rounds(session, verified.plan, settings, captioned)
         ranks.tell({})
         if alone:
             spender.close()
-    return _summary(moments, cells, session)
+    return _summary(released, session)
+
+
+Released = ReleasedMoments | ReleasedCells | ReleasedCross
+
+
+def _rounds(
+    session: Session, plan: Plan, settings: Moments, captioned: Captioned | None
+) -> dict[Round, Released]:
+    """Every round in order, and what it released, now or in an earlier session."""
+    first = session.rounds[0]
+    if captioned is not None:
+        return {first: _caption_round(session, captioned)}
+    moments = _class_round(session, plan, settings)
+    return {first: moments, **dict(_cell_rounds(session, plan, settings, moments))}
 
 
 def _follow(verified: VerifiedPlan, ranks: Ranks) -> None:
     """Give the shard's sums for every round that the main process tells of, once it is charged."""
-    representation = load_representation(verified.run, verified.plan)
+    representation = load_release_space(verified.run, verified.plan).representation
     require_same_codes(representation, ranks)
+    captioned = load_captioned(verified.run, verified.plan, representation, ranks)
     stream = private_stream(verified, representation, ranks, passes=len(rounds_in(verified.lock)))
     while told := ranks.tell(None):
         slots = tuple(verified.lock.slots[number - 1] for number in told["charged"])
         if isinstance(slots[0].statistic, CellSums | CellMoments):
             frame = Frame.from_bytes(ranks.tell_bytes(None))
             exact = shard_sums(stream, frame, slots[0])
+        elif captioned is not None:
+            exact = cross_sums(stream, captioned.features_of, captioned.space, slots)
         else:
-            exact = class_sums(stream, slots, len(verified.plan.private.classes))
+            exact = class_sums(stream, slots, verified.plan.private.conditions)
         give_sums(exact, ranks)
 
 
-def _class_round(session: Session, plan: Plan, settings: Moments, radius: float) -> ReleasedMoments:
+def _caption_round(session: Session, captioned: Captioned) -> ReleasedCross:
+    """The one round of a caption release: outer products of codes and caption features."""
+
+    def mechanism(
+        slots: tuple[Slot, ...], data: Iterator[UnitCodes], noise: NoiseSource
+    ) -> ReleasedCross:
+        exact = cross_sums(data, captioned.features_of, captioned.space, slots)
+        return add_cross_noise(total_sums(exact, session.ranks), slots, captioned.space, noise)
+
+    made = session.rounds[0]
+    known = session.settled(made, load_cross)
+    return session.spend(made, mechanism, save_cross) if known is None else known
+
+
+def _class_round(session: Session, plan: Plan, settings: Moments) -> ReleasedMoments:
     """The first round: counts, sums and second moments by class, of codes in the ball R."""
+    radius = session.radius
 
     def mechanism(
         slots: tuple[Slot, ...], data: Iterator[UnitCodes], noise: NoiseSource
     ) -> ReleasedMoments:
-        exact = total_sums(class_sums(data, slots, len(plan.private.classes)), session.ranks)
+        exact = total_sums(class_sums(data, slots, plan.private.conditions), session.ranks)
         return add_noise(exact, blocks_of(slots, radius), settings.covariance, radius, noise)
 
     made = session.rounds[0]
@@ -210,24 +249,26 @@ def add_noise(
     )
 
 
-def _summary(
-    moments: ReleasedMoments, cells: dict[Round, ReleasedCells], session: Session
-) -> dict[str, Any]:
+def _summary(released: dict[Round, Released], session: Session) -> dict[str, Any]:
     """Declared and released values; `slots` are those charged now, `rounds` all that there are."""
-    first = session.rounds[0]
-    rounds = {first.name: {"released": first.file, **_noise(moments)}}
-    rounds |= {made.name: {"released": made.file, **_noise(found)} for made, found in cells.items()}
+    first, found = session.rounds[0], released[session.rounds[0]]
+    of_first = _noise(found)
+    if isinstance(found, ReleasedMoments):
+        # Of the class moments beside their noise; the radius stands with the rounds alone.
+        sizes = {"classes": found.classes, "dim": found.dim, "covariance": found.covariance}
+        of_first = {**sizes, **{key: of_first[key] for key in of_first if key != "radius"}}
     return {
-        "released": NAME,
+        "released": first.file,
         "slots": session.charged,
-        "classes": moments.classes,
-        "dim": moments.dim,
-        "covariance": moments.covariance,
-        **{key: value for key, value in _noise(moments).items() if key != "radius"},
-        "rounds": rounds,
+        **of_first,
+        "rounds": {
+            made.name: {"released": made.file, **_noise(one)} for made, one in released.items()
+        },
     }
 
 
-def _noise(released: ReleasedMoments | ReleasedCells) -> dict[str, Any]:
-    names = ("count_std", "sum_std", "second_std", "radius")
+def _noise(released: Released) -> dict[str, Any]:
+    names: tuple[str, ...] = ("count_std", "sum_std", "second_std", "radius")
+    if isinstance(released, ReleasedCross):
+        names = ("dim", "features", "ff_std", "zf_std", "zz_std", "radius", "feature_radius")
     return {name: getattr(released, name) for name in names}

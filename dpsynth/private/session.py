@@ -12,6 +12,7 @@ from typing import TypeVar
 from dpsynth.accounting.statistics import CellMoments, CellSums
 from dpsynth.artifacts.cells import NAME as CELLS_NAME
 from dpsynth.artifacts.cells import lloyd_name
+from dpsynth.artifacts.cross import NAME as CROSS_NAME
 from dpsynth.artifacts.failpoints import reach
 from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.lock import Lock, Slot
@@ -22,6 +23,7 @@ from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import ReplayError
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.blocks import blocks_of
+from dpsynth.private.cross import cross_blocks, is_cross
 from dpsynth.private.encoding import CodeStream, UnitCodes, private_stream
 from dpsynth.private.lattice import SHARE_BITS
 from dpsynth.private.noise import NoiseSource
@@ -48,14 +50,15 @@ class Round:
 def rounds_in(lock: Lock) -> tuple[Round, ...]:
     """The rounds of a lock's moments stage in planned order: class moments, then each cell round.
 
-    The paper's two mechanisms are one round: they are drawn from the same sums, into one file.
+    A caption release is one round, in place of them. The paper's mechanisms are one round: they
+    are drawn from the same sums, into one file.
     """
     slots = [slot for slot in lock.stage_slots("moments") if not slot.spare]
     first = tuple(s.name for s in slots if not isinstance(s.statistic, CellSums | CellMoments))
     moved = [s.name for s in slots if isinstance(s.statistic, CellSums)]
     last = [s.name for s in slots if isinstance(s.statistic, CellMoments)]
     return (
-        Round(first, MOMENTS_NAME),
+        Round(first, CROSS_NAME if is_cross(slots) else MOMENTS_NAME),
         *(Round((name,), lloyd_name(number)) for number, name in enumerate(moved, start=1)),
         *(Round((name,), CELLS_NAME) for name in last),
     )
@@ -108,6 +111,11 @@ class Session:
         """The rounds that are left to do, in order."""
         return tuple(made for made in self.rounds if self._digest(made) is None)
 
+    @property
+    def radius(self) -> float:
+        """The clip radius of what is released: R, in the release space."""
+        return self._representation.radius
+
     def require_possible(self) -> None:
         """Refuse, before anything is charged, what cannot be done to the end.
 
@@ -116,7 +124,10 @@ class Session:
             PlanError: noise out of range, or a statistic that this version does not know.
         """
         for made in self.unsettled or self.rounds:
-            scales = blocks_of(self._slots(made), self._representation.radius)
+            slots, radius = self._slots(made), self._representation.radius
+            scales = (
+                cross_blocks(slots, radius, 1.0) if is_cross(slots) else blocks_of(slots, radius)
+            )
             if self._verified.plan.budget.column is not None:
                 scales.finer(SHARE_BITS)
 

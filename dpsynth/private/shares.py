@@ -11,12 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.accounting.statistics import CellMoments, CellSums, ClassMoments, Statistic
+from dpsynth.accounting.statistics import (
+    CellMoments,
+    CellSums,
+    ClassMoments,
+    CrossMoments,
+    Statistic,
+)
 from dpsynth.errors import PlanError, UsageError
+from dpsynth.private.cross_shares import CrossWeights
 from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.lattice import CODE_BITS, SHARE_BITS, SHARE_MAX, ExactSums, RunningSums
 from dpsynth.private.products import Whole
 
+NOWHERE = -1
+"""Group of an image that contributes nothing."""
 # Of the factor: far above the rounding of the few float operations that lead to it (U6).
 _MARGIN = 2.0**-40
 # Numbers in one block of Gram matrices or codes: bounds memory, changes no bit of any result.
@@ -46,7 +55,7 @@ class Weights:
         return self.count**2 + self.sum**2 + self.second**2
 
 
-def weights_of(statistic: Statistic) -> Weights:
+def weights_of(statistic: Statistic) -> Weights | CrossWeights:
     """The weights of a moment release of joint sensitivity.
 
     Raises:
@@ -59,6 +68,8 @@ def weights_of(statistic: Statistic) -> Weights:
             return Weights(a, b, c)
         case CellSums(count=a, sum=b):
             return Weights(a, b, 0.0)
+        case CrossMoments(caption=a, cross=b, second=c, dim=dim):
+            return CrossWeights(a, b, c, dim)
     raise PlanError(
         f"{statistic.kind} bounds one record alone, and the plan's unit has several",
         hint="declare sensitivity: tight, or budget.unit: record",
@@ -105,11 +116,14 @@ def unit_sums(
     return running.total()
 
 
-def unit_shares(codes: Whole, groups: Codes, sizes: Codes, weights: Weights) -> Codes:
+def unit_shares(
+    codes: Whole, groups: Codes, sizes: Codes, weights: Weights | CrossWeights
+) -> Codes:
     """Numerator k of k / 2^16 of each image's unit (n,): whole numbers from 0 to 2^16.
 
     Args:
-        codes: quantised codes or residuals (n, d), each of norm at most 2^16.
+        codes: quantised codes or residuals (n, d), each of norm at most 2^16; of a caption
+            release rows (z; f) of two such parts.
         groups: class or class-cell of each (n,); one below 0 contributes nothing.
         sizes: images of each unit (u,), at most 1024, which lie side by side in `codes`.
         weights: of the release.
@@ -128,7 +142,7 @@ def unit_shares(codes: Whole, groups: Codes, sizes: Codes, weights: Weights) -> 
     return shares
 
 
-def _shares(codes: Whole, groups: Codes, weights: Weights) -> Codes:
+def _shares(codes: Whole, groups: Codes, weights: Weights | CrossWeights) -> Codes:
     """K (u,) of units of one size: codes (u, m, d), groups (u, m)."""
     square = norm_squares(codes, groups, weights)
     ratio = weights.limit / np.maximum(square, weights.limit)
@@ -138,13 +152,17 @@ def _shares(codes: Whole, groups: Codes, weights: Weights) -> Codes:
     return found
 
 
-def norm_squares(codes: Whole, groups: Codes, weights: Weights) -> NDArray[np.float64]:
+def norm_squares(
+    codes: Whole, groups: Codes, weights: Weights | CrossWeights
+) -> NDArray[np.float64]:
     """Squared whitened norms (u,) of whole units, by their Gram matrices (U4).
 
     Sums over pairs are exact in whole numbers; the few float operations on them are elementwise.
     """
     known = groups >= 0
     flat = np.where(known[..., None], codes, 0).astype(np.float64)
+    if isinstance(weights, CrossWeights):
+        return weights.norm_squares(flat)
     # Whole numbers of size at most 2^32 by Cauchy and Schwarz, as every partial sum is.
     gram = (flat @ flat.transpose(0, 2, 1)).astype(np.int64)
     same = (groups[:, :, None] == groups[:, None, :]) & known[:, :, None]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from dpsynth.errors import PlanError
+from dpsynth.planning.caption_fits import has_captions
+from dpsynth.planning.caption_rules import CaptionRule
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import (
     DigitsSource,
@@ -43,7 +45,10 @@ __all__ = [
 
 
 def open_source(
-    source: Source, classes: Sequence[str] | None, image: ImageShape | None
+    source: Source,
+    classes: Sequence[str] | None,
+    image: ImageShape | None,
+    captions: CaptionRule | None = None,
 ) -> RecordSource:
     """Open a declared source. Nothing is read before the first iteration.
 
@@ -53,10 +58,18 @@ def open_source(
             (public data alone) takes the classes as the source has them.
         image: the declared shape; a record of another shape or mode is a BadRecord. None
             (public data alone) takes images of any size.
+        captions: how captions are read; None reads none. A record whose caption does not fit is a
+            BadRecord.
 
     Raises:
+        PlanError: a source of this kind has no captions, and the rule wants them.
         UnreadableSourceError: on iteration, where no record of the source is usable.
     """
+    if captions is not None and not captions.lenient and not has_captions(source):
+        raise PlanError(
+            f"a source of kind {source.kind} has no captions as it is declared",
+            hint="declare a source of kind folder, or of kind npz with `captions:`",
+        )
     names = None if classes is None else tuple(classes)
     match source:
         case IdxSource():
@@ -66,11 +79,11 @@ def open_source(
         case NpzSource():
             from dpsynth.readers.npz import NpzReader
 
-            return NpzReader(source, names, image)
+            return NpzReader(source, names, image, captions=captions)
         case FolderSource():
             from dpsynth.readers.folder import FolderReader
 
-            return FolderReader(source, names, image)
+            return FolderReader(source, names, image, captions=captions)
         case DigitsSource():
             from dpsynth.readers.builtin import DigitsReader
 
@@ -86,7 +99,11 @@ def open_source(
 
 
 def open_units(
-    source: Source, classes: Sequence[str], image: ImageShape, column: str
+    source: Source,
+    classes: Sequence[str],
+    image: ImageShape,
+    column: str,
+    captions: CaptionRule | None = None,
 ) -> UnitSource:
     """Open a declared source whose `column` names each record's privacy unit.
 
@@ -100,11 +117,11 @@ def open_units(
         case NpzSource():
             from dpsynth.readers.npz import NpzReader
 
-            return NpzReader(source, tuple(classes), image, column)
+            return NpzReader(source, tuple(classes), image, column, captions)
         case FolderSource():
             from dpsynth.readers.folder import FolderReader
 
-            return FolderReader(source, tuple(classes), image, column)
+            return FolderReader(source, tuple(classes), image, column, captions)
         case _:
             raise PlanError(
                 f"a source of kind {source.kind} has no column {column}",

@@ -8,6 +8,8 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from dpsynth.errors import UsageError
+from dpsynth.planning.caption_fits import TEXT
+from dpsynth.planning.caption_rules import CaptionRule
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import FolderSource
 from dpsynth.readers.metadata import MOST_METADATA, NAMES, Row, parse_metadata
@@ -62,6 +64,7 @@ class _Entry:
     name: str
     label: int
     unit: str
+    text: str
 
 
 class FolderReader:
@@ -72,6 +75,7 @@ class FolderReader:
     folder that holds a picture is its class. Hidden files and files that are no pictures are
     passed over. No record's fate depends on another's, but that of rows or entries which name
     the same file: all of them are bad. `column`, of the metadata file, names privacy units.
+    `captions`: how its column `text` is read as the picture's caption.
     """
 
     def __init__(
@@ -80,8 +84,10 @@ class FolderReader:
         classes: tuple[str, ...] | None,
         image: ImageShape | None,
         column: str | None = None,
+        captions: CaptionRule | None = None,
     ) -> None:
         self._path, self._image, self._column = source.path, image, column
+        self._captions = captions
         self._closed = classes is not None
         self._index = {name: number for number, name in enumerate(classes or ())}
 
@@ -105,7 +111,7 @@ class FolderReader:
 
         Raises:
             UnreadableSourceError: absent, no folder or zip, or its metadata is damaged; no
-                metadata at all where a column names the units.
+                metadata at all where it must name units or hold captions.
         """
         for part, _ in self._parts():
             yield from part
@@ -166,28 +172,33 @@ class FolderReader:
     def _by_folder(self, tree: Tree) -> Iterator[_Entry | BadRecord]:
         for name in filter(_is_picture, tree.listing.files):
             label = _last_name(name.replace("\\", "/").rpartition("/")[0])
-            yield self._entry(name, label, "not in a class folder")
+            yield self._entry(Row(name, name, label), "not in a class folder")
         yield from (BadRecord(name, reason) for name, reason in tree.listing.refused.items())
 
     def _table(self, tree: Tree) -> _Table | None:
         """The metadata, or None where the folders are the classes."""
         name = _metadata_name(tree.listing)
         if name is None:
-            if self._column is not None:
-                raise UnreadableSourceError(
-                    "folder",
-                    f"no {' or '.join(NAMES)}, whose column {self._column} names the units",
-                )
+            if needed := self._needed():
+                raise UnreadableSourceError("folder", f"no {' or '.join(NAMES)}, whose {needed}")
             return None
         try:
             content = tree.read(name, MOST_METADATA)
         except (TooLargeError, *READ_ERRORS) as error:
             raise UnreadableSourceError("folder", f"{name}: {error}") from error
-        rows = list(parse_metadata(name, content, self._column))
+        rows = list(parse_metadata(name, content, self._column, self._captions))
         told = (row for row in rows if row.path and (self._column is None or row.unit))
         counts = Counter((row.path, row.unit) for row in told)
         named = {row.path for row in rows if row.path}
         return _Table(rows, counts, named, tree.listing, set(tree.listing.files))
+
+    def _needed(self) -> str:
+        """What a metadata file must hold; empty where there may be none."""
+        if self._column is not None:
+            return f"column {self._column} names the units"
+        if self._captions is not None and not self._captions.lenient:
+            return f"column {TEXT} holds the captions"
+        return ""
 
     def _by_rows(self, table: _Table) -> Iterator[_Entry | BadRecord]:
         for place in range(len(table.rows)):
@@ -204,17 +215,27 @@ class FolderReader:
         reason = table.fault(row)
         if reason:
             return BadRecord(row.path or row.name, reason)
-        return self._entry(row.path, row.label, "no label in its row", row.unit)
+        return self._entry(row, "no label in its row")
 
-    def _entry(self, name: str, label: str, unlabelled: str, unit: str = "") -> _Entry | BadRecord:
+    def _entry(self, row: Row, unlabelled: str) -> _Entry | BadRecord:
         """What the listing says of a picture. In the source's order: open classes are numbered."""
-        if not label and self._closed:
-            return BadRecord(name, unlabelled)
-        if label not in self._index:
+        rule = self._captions
+        if rule is not None and not rule.lenient:
+            return self._captioned(row, rule)
+        if not row.label and self._closed:
+            return BadRecord(row.path, unlabelled)
+        if row.label not in self._index:
             if self._closed:
-                return BadRecord(name, f"label {label!r} is undeclared")
-            self._index[label] = len(self._index)
-        return _Entry(name, self._index[label], unit)
+                return BadRecord(row.path, f"label {row.label!r} is undeclared")
+            self._index[row.label] = len(self._index)
+        return _Entry(row.path, self._index[row.label], row.unit, row.text)
+
+    def _captioned(self, row: Row, rule: CaptionRule) -> _Entry | BadRecord:
+        """A private picture, whose caption tells its class where it has no label."""
+        if row.label and row.label not in self._index:
+            return BadRecord(row.path, f"label {row.label!r} is undeclared")
+        label, fault = rule.judged(row.text, self._index.get(row.label))
+        return BadRecord(row.path, fault) if fault else _Entry(row.path, label, row.unit, row.text)
 
     def _decoded(self, tree: Tree, entry: _Entry | BadRecord) -> Item:
         """Read and decode one picture, in any thread."""
@@ -222,7 +243,7 @@ class FolderReader:
             return entry
         try:
             content = tree.read(entry.name, most_bytes(self._image))
-            return Record(decode(content, self._image), entry.label, entry.unit)
+            return Record(decode(content, self._image), entry.label, entry.unit, entry.text)
         except BadPictureError as error:
             return BadRecord(entry.name, str(error))
         except TooLargeError:

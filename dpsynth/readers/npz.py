@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsynth.planning.caption_rules import CaptionRule, caption_text
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import NpzSource
 from dpsynth.readers.records import (
@@ -49,7 +50,8 @@ class NpzReader:
 
     A float image is scaled to 0..255 and rounded; one with a value that is not in [0, 1]
     (NaN and infinity among them) is a BadRecord. The array `column` (n,) of text or whole numbers
-    names privacy units.
+    names privacy units. With `captions` the source's array of captions (n,) of text is read too;
+    where they follow a template, there need be no labels.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class NpzReader:
         classes: tuple[str, ...] | None,
         image: ImageShape | None,
         column: str | None = None,
+        captions: CaptionRule | None = None,
     ) -> None:
         self._source, self._declared, self._image = source, classes, image
         self._column = column
+        self._captions = captions if source.captions is not None else None
 
     def files(self) -> list[Path]:
         """The archive."""
@@ -84,20 +88,19 @@ class NpzReader:
     def blocks(self) -> Iterator[Block]:
         """See `BlockSource`. Raises as iteration does."""
         with self._opened() as arrays:
-            images, labels, *units = arrays
+            images, labels = arrays.images, arrays.labels
             shape = _image_shape(images)
             count, most = images.shape[0], block_rows(shape)
             for start in range(0, count, most):
                 block = min(most, count - start)
-                rows = images.read(block).reshape(block, *shape)
-                numbers, done = labels.read(block), (start + block) / count
-                if units:
-                    names = units[0].texts(block)
-                    places = zip(
-                        range(start, start + block), rows, numbers.tolist(), names, strict=True
-                    )
-                    yield gathered([self._item(*place) for place in places], shape, done)
+                done = (start + block) / count
+                if labels is None or arrays.units or arrays.texts:
+                    found = enumerate(arrays.rows(block), start=start)
+                    items = [self._item(place, *row) for place, row in found]
+                    yield gathered(items, shape, done)
                 else:
+                    rows = images.read(block).reshape(block, *shape)
+                    numbers = labels.read(block)
                     pixels, fits = _all_bytes(rows)
                     yield labelled(
                         pixels, numbers, self._declared, first=start, done=done, fits=fits
@@ -106,7 +109,10 @@ class NpzReader:
 
     def unit_names(self) -> Iterator[str]:
         """See `UnitSource`. Reads the array of names alone."""
-        with self._opened() as (_images, _labels, units):
+        with self._opened() as arrays:
+            units = arrays.units
+            if units is None:
+                return
             for start in range(0, units.shape[0], BLOCK):
                 yield from map(unit_text, units.texts(min(BLOCK, units.shape[0] - start)))
 
@@ -117,61 +123,79 @@ class NpzReader:
                 yield from self._read(arrays, places)
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple["_Rows", ...]]:
-        """The archive's arrays: images, labels and, where a column is declared, units."""
-        names = [self._source.images, self._source.labels]
-        names += [] if self._column is None else [self._column]
+    def _opened(self) -> Iterator["_Arrays"]:
+        """The archive's arrays, those that the plan declares."""
+        source, captions = self._source, self._captions
         try:
             with ExitStack() as stack:
-                archive = stack.enter_context(zipfile.ZipFile(self._source.path))
-                members = [stack.enter_context(archive.open(f"{name}.npy")) for name in names]
-                arrays = tuple(_Rows.of(member) for member in members)
-                self._check(*arrays)
+                archive = stack.enter_context(zipfile.ZipFile(source.path))
+
+                def rows(name: str | None) -> _Rows | None:
+                    member = None if name is None else archive.open(f"{name}.npy")
+                    return None if member is None else _Rows.of(stack.enter_context(member))
+
+                unlabelled = captions is not None and captions.is_template
+                unlabelled = unlabelled and f"{source.labels}.npy" not in archive.namelist()
+                images = _Rows.of(stack.enter_context(archive.open(f"{source.images}.npy")))
+                arrays = _Arrays(
+                    images,
+                    rows(None if unlabelled else source.labels),
+                    rows(self._column),
+                    rows(None if captions is None else source.captions),
+                )
+                self._check(arrays)
                 yield arrays
         except DAMAGE as error:
             raise UnreadableSourceError("npz", f"{type(error).__name__}: {error}") from error
 
-    def _check(self, images: "_Rows", labels: "_Rows", *units: "_Rows") -> None:
+    def _check(self, arrays: "_Arrays") -> None:
+        images, labels = arrays.images, arrays.labels
+        count = images.shape[:1]
         if images.dtype.kind != "f" and images.dtype != np.uint8:
             raise UnreadableSourceError("npz", f"images are {images.dtype}, need uint8 or float")
-        if labels.dtype.kind not in "iu" or len(labels.shape) != 1:
+        if labels and (labels.dtype.kind not in "iu" or len(labels.shape) != 1):
             raise UnreadableSourceError("npz", "labels must be integers of shape (n,)")
-        if any(names.dtype.kind not in "iuUS" or names.shape != labels.shape for names in units):
+        if len(images.shape) not in (3, 4) or (labels and labels.shape != count):
             raise UnreadableSourceError(
-                "npz", f"{self._column} must be text or integers of shape {labels.shape}"
+                "npz",
+                f"images of shape {images.shape} beside labels of shape "
+                f"{labels.shape if labels else count}",
             )
-        if len(images.shape) not in (3, 4) or images.shape[0] != labels.shape[0]:
+        if arrays.units and (arrays.units.dtype.kind not in "iuUS" or arrays.units.shape != count):
             raise UnreadableSourceError(
-                "npz", f"images of shape {images.shape} beside labels of shape {labels.shape}"
+                "npz", f"{self._column} must be text or integers of shape {count}"
+            )
+        if arrays.texts and (arrays.texts.dtype.kind not in "US" or arrays.texts.shape != count):
+            raise UnreadableSourceError(
+                "npz", f"{self._source.captions} must be text of shape {count}"
             )
         check_shape("npz", _image_shape(images), self._image)
 
-    def _read(
-        self, arrays: tuple["_Rows", ...], places: Sequence[int] | None
-    ) -> Iterator[tuple[int, Item]]:
+    def _read(self, arrays: "_Arrays", places: Sequence[int] | None) -> Iterator[tuple[int, Item]]:
         """Records with their places; of all places where none are named."""
-        images, labels, *units = arrays
-        count, end = images.shape[0], images.shape[0] if places is None else places[-1] + 1
+        count = arrays.images.shape[0]
+        end = count if places is None else places[-1] + 1
         for start in range(0, min(count, end), BLOCK):
             block = min(BLOCK, count - start)
-            rows = images.read(block).reshape(block, *_image_shape(images))
-            numbers = labels.read(block).tolist()
-            names = units[0].texts(block) if units else [None] * block
+            rows = arrays.rows(block)
             for place in _within(places, start, start + block):
-                here = place - start
-                yield place, self._item(place, rows[here], numbers[here], names[here])
+                yield place, self._item(place, *rows[place - start])
 
-    def _item(self, place: int, row: NDArray[Any], label: int, named: Any) -> Item:
-        name, unit = f"image {place}", unit_text(named)
-        reason = check_label(label, self._declared)
+    def _item(
+        self, place: int, row: NDArray[Any], label: int | None, named: Any, text: Any
+    ) -> Item:
+        name, unit, caption = f"image {place}", unit_text(named), caption_text(text)
+        reason = "" if label is None else check_label(label, self._declared)
         if not reason and self._column is not None and not unit:
             reason = f"no value in {self._column}"
+        if not reason and self._captions is not None and not self._captions.lenient:
+            label, reason = self._captions.judged(caption, label)
         if reason:
             return BadRecord(name, reason)
         image = _to_bytes(row)
         if image is None:
             return BadRecord(name, NOT_PIXELS)
-        return Record(image, label, unit)
+        return Record(image, label or 0, unit, caption)
 
 
 @dataclass(frozen=True)
@@ -211,6 +235,30 @@ class _Rows:
         return [_decoded(v) if isinstance(v, bytes) else v for v in values]
 
 
+@dataclass(frozen=True)
+class _Arrays:
+    """The members that are read side by side; None for what the archive need not have."""
+
+    images: _Rows
+    labels: _Rows | None
+    units: _Rows | None
+    texts: _Rows | None
+
+    def rows(self, count: int) -> list[tuple[NDArray[Any], int | None, Any, Any]]:
+        """The next records: image (H, W, C), label, unit and caption as the archive has them."""
+        none: list[Any] = [None] * count
+        images = self.images.read(count).reshape(count, *_image_shape(self.images))
+        labels = self.labels.read(count).tolist() if self.labels else none
+        units = self.units.texts(count) if self.units else none
+        texts = self.texts.texts(count) if self.texts else none
+        return list(zip(images, labels, units, texts, strict=True))
+
+    def all(self) -> list[_Rows]:
+        """Every member that is read."""
+        every = (self.images, self.labels, self.units, self.texts)
+        return [rows for rows in every if rows is not None]
+
+
 def _within(places: Sequence[int] | None, start: int, end: int) -> Sequence[int]:
     """The ascending `places` from `start` to below `end`; all of them where none are named."""
     if places is None:
@@ -241,8 +289,8 @@ def _image_shape(images: _Rows) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def _require_end(arrays: Sequence[_Rows]) -> None:
-    if any(array.file.read(1) for array in arrays):
+def _require_end(arrays: _Arrays) -> None:
+    if any(array.file.read(1) for array in arrays.all()):
         raise UnreadableSourceError("npz", "bytes after the last declared value")
 
 

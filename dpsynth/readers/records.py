@@ -4,7 +4,7 @@ import math
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,11 +26,13 @@ class Record:
     """One labelled image: `image` uint8 (H, W, C), `label` an index into the classes.
 
     `unit`: name of the privacy unit that it belongs to; empty where it is a unit by itself.
+    `text`: its caption, of a source that is read with captions.
     """
 
     image: Image
     label: int
     unit: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,15 @@ class Block:
     """Records side by side, in the source's order, without an object for each of them.
 
     `images` uint8 (n, H, W, C), `labels` int64 (n,); n may be 0. `bad`: what lay between them and
-    is no record. `done`: share of the source that is read by now, from 0 to 1.
+    is no record. `done`: share of the source that is read by now, from 0 to 1. `texts`: captions
+    of the records, of a source that is read with captions.
     """
 
     images: Image
     labels: NDArray[np.int64]
     bad: tuple[BadRecord, ...] = ()
     done: float = 0.0
+    texts: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """How many records there are, n."""
@@ -80,7 +84,8 @@ class Block:
         """The records that `chosen` (n,) marks, and the same bad ones."""
         if chosen.all():
             return self
-        return Block(self.images[chosen], self.labels[chosen], self.bad, self.done)
+        texts = None if self.texts is None else tuple(compress(self.texts, chosen))
+        return Block(self.images[chosen], self.labels[chosen], self.bad, self.done, texts)
 
 
 class RecordSource(Protocol):
@@ -160,7 +165,8 @@ def gathered(items: Sequence[Item], shape: tuple[int, int, int], done: float = 0
         row[...] = record.image
     labels = np.array([record.label for record in records], dtype=np.int64)
     bad = tuple(item for item in items if isinstance(item, BadRecord))
-    return Block(images, labels, bad, done)
+    texts = tuple(record.text for record in records)
+    return Block(images, labels, bad, done, texts if any(texts) else None)
 
 
 def block_rows(shape: tuple[int, int, int]) -> int:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dpsynth.accounting.compose import epsilon
-from dpsynth.accounting.events import Event
+from dpsynth.accounting.statistics import BucketedGradientSums, sensitivity
 from dpsynth.artifacts.cells import MOST_LLOYD, lloyd_name
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.transcript import Transcript
+from dpsynth.console import counted
 from dpsynth.planning.units import RECORD, UnitColumn, read_unit, unit_words
 
 UNSAFE = "UNSAFE: the noise came from a fixed seed. Nothing here is private; for tests alone."
@@ -21,6 +22,7 @@ PUBLIC_DEMO = (
 
 FILES = {
     "moments.safetensors": "noisy counts, sums and second moments of codes by class",
+    "cross-moments.safetensors": "noisy moments of codes and caption features together",
     **{
         lloyd_name(number): f"noisy counts and sums by cell, round {number} of moving the centres"
         for number in range(1, MOST_LLOYD + 1)
@@ -31,7 +33,9 @@ FILES = {
     "model.safetensors": "velocity model after DP-SGD on the private records",
     "public/geometry.safetensors": "public encoder and decoder between images and codes",
     "public/within.safetensors": "how public codes spread inside their classes",
-    "public/calibration.json": "public calibrations: clip radius, tau",
+    "public/projection.safetensors": "public basis in which the moments were released",
+    "public/features.safetensors": "public features of captions: centre, clip radius",
+    "public/calibration.json": "public calibrations: clip radii, tau, start of guidance",
     "contact-sheet.png": "synthetic images of every class",
     "contact-sheet-plain.png": "the same without augmentation",
 }
@@ -128,14 +132,18 @@ def _spending(lock: Lock, transcript: Transcript) -> str:
         mine = [slot for slot in charged if slot.stage == stage]
         rows += [_row(lock, stage, mine), *_round_rows(stage, mine)]
     lost = [slot for slot in charged if slot.id not in settled]
-    note = f"\n\n{len(lost)} charge(s) were lost to a crash and count as spent." if lost else ""
+    note = ""
+    if lost:
+        was, count = ("was", "counts") if len(lost) == 1 else ("were", "count")
+        note = f"\n\n{counted(len(lost), 'charge')} {was} lost to a crash and {count} as spent."
+    note += _buckets(lock, charged)
     if not charged:
         rows = ["Nothing was spent yet."]
     return _section("Epsilon by mechanism", "\n".join(rows) + note)
 
 
 def _row(lock: Lock, stage: str, slots: Sequence[Slot]) -> str:
-    multipliers = sorted({_multiplier(slot.event()) for slot in slots})
+    multipliers = sorted({_multiplier(slot) for slot in slots})
     noise = ", ".join(f"{value:.4g}" for value in multipliers[:3])
     if _round_rows(stage, slots):
         noise = "by round"
@@ -155,13 +163,30 @@ def _round_rows(stage: str, slots: Sequence[Slot]) -> list[str]:
     rows = []
     for name in releases:
         mine = [slot for slot in slots if slot.release == name]
-        noise = _multiplier(mine[0].event())
+        noise = _multiplier(mine[0])
         rows.append(f"| - {name} | {len(mine)} | {noise:.4g} | - | - | - |")
     return rows
 
 
-def _multiplier(event: Event) -> float:
-    return float(getattr(event, "noise_multiplier", float("nan")))
+def _buckets(lock: Lock, charged: Sequence[Slot]) -> str:
+    """What each time bucket's steps had, where clips differ by bucket; empty where they do not."""
+    edges = (lock.allocation or {}).get("edges")
+    slot = next((s for s in charged if isinstance(s.statistic, BucketedGradientSums)), None)
+    if slot is None or not isinstance(slot.statistic, BucketedGradientSums) or not edges:
+        return ""
+    rows = ["| flow time | clip | noise / clip |", "| --- | --- | --- |"]
+    for clip, low, high in zip(slot.statistic.clips, edges, edges[1:], strict=False):
+        rows.append(f"| {low:.3g} to {high:.3g} | {clip:.5g} | {slot.noise_std / clip:.4g} |")
+    return (
+        "\n\nSteps of training took these time buckets in turn, each with a clip of its own and "
+        "all with one absolute noise; chosen from public data before anything was spent. The noise "
+        "/ sensitivity above is that of the largest clip.\n\n" + "\n".join(rows)
+    )
+
+
+def _multiplier(slot: Slot) -> float:
+    """Noise over sensitivity: that of the largest clip, where clips differ by time bucket."""
+    return slot.noise_std / sensitivity(slot.statistic)
 
 
 def _composed(lock: Lock, slots: Sequence[Slot]) -> float:
@@ -235,7 +260,7 @@ def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[st
     rows = [f"- `{name}`: {what}." for name, what in FILES.items() if name in files]
     for folder, summary in sorted(samples.items()):
         how = ", ".join(_how_made(summary.get("origin", {})))
-        rows.append(f"- `{folder}/`: {summary['count']:,} images ({how}).")
+        rows.append(f"- `{folder}/`: {summary['count']:,} {_images(summary['count'])} ({how}).")
     versions = ", ".join(f"{name} {version}" for name, version in sorted(lock.versions.items()))
     if not samples:
         rows.append("- No images were drawn yet.")
@@ -247,9 +272,17 @@ def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[st
     )
 
 
+def _images(count: int) -> str:
+    return "image" if count == 1 else "images"
+
+
 def _how_made(origin: dict[str, Any]) -> Iterator[str]:
     """What samples were drawn from, and how the decoded images were finished."""
     yield from (f"{key} {origin[key]}" for key in ("model", "steps", "guidance") if key in origin)
+    if origin.get("port") == "guide":
+        yield f"started at t0 {origin['start']:g} from the released moments: the sampling port"
+        if "mean" in origin:
+            yield f"a control, with {origin['mean']} means in the place of the released ones"
     if "sharpen" in origin:
         yield f"sharpened by an unsharp mask of gain {origin['sharpen']:.3g}"
     if "augment" in origin:

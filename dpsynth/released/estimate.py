@@ -60,14 +60,14 @@ def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
     others = np.clip(1.0 - counts / total, 0.0, 1.0)
     means = _means(moments, large, overall, others)
     between = _between(counts * large, total, means, overall)
-    pooled = _without_buried(
-        _symmetrised((moments.seconds.sum(axis=0) - between) / total),
+    pooled = without_buried(
+        symmetrised((moments.seconds.sum(axis=0) - between) / total),
         moments.second_std * np.sqrt(len(moments.seconds)) / total,
     )
     covariances = np.repeat(pooled[None], moments.classes, axis=0)
     if moments.covariance == "class" and large.any():
         covariances[large] = _class_covariances(moments, means, large, pooled, others)
-    floored = np.stack([_positive(c, settings.floor, settings.rank) for c in covariances])
+    floored = np.stack([positive(c, settings.floor, settings.rank) for c in covariances])
     return ClassGaussians(counts / counts.sum(), means, floored)
 
 
@@ -91,7 +91,7 @@ def _between(counts: Array, total: float, means: Array, overall: Array) -> Array
     return between + rest * np.outer(overall, overall)
 
 
-def _without_buried(matrix: Array, std: float) -> Array:
+def without_buried(matrix: Array, std: float) -> Array:
     """Eigenvalues that noise alone could make are replaced by their mean (the trace stays).
 
     Symmetric noise of entry std `std` (diagonal; 1/sqrt(2) of it elsewhere) has its spectrum in
@@ -101,7 +101,7 @@ def _without_buried(matrix: Array, std: float) -> Array:
     buried = values < std * np.sqrt(2 * len(values))
     if buried.any():
         values[buried] = max(float(values[buried].mean()), 0.0)
-    return _symmetrised((vectors * values) @ vectors.T)
+    return symmetrised((vectors * values) @ vectors.T)
 
 
 def _class_covariances(
@@ -154,14 +154,15 @@ def into_ball(points: Array, radius: float) -> Array:
     return inside
 
 
-def _positive(matrix: Array, floor: float, rank: int | None) -> Array:
+def positive(matrix: Array, floor: float, rank: int | None) -> Array:
     """Projection on matrices with eigenvalues >= floor; those past `rank` become the floor."""
-    values, vectors = np.linalg.eigh(_symmetrised(matrix))
+    values, vectors = np.linalg.eigh(symmetrised(matrix))
     values = np.maximum(values, floor)
     if rank is not None and rank < len(values):
         values[: len(values) - rank] = floor
-    return _symmetrised((vectors * values) @ vectors.T)
+    return symmetrised((vectors * values) @ vectors.T)
 
 
-def _symmetrised(matrix: Array) -> Array:
+def symmetrised(matrix: Array) -> Array:
+    """The symmetric part of a matrix (d, d)."""
     return (matrix + matrix.T) / 2

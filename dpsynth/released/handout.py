@@ -16,7 +16,13 @@ from dpsynth.artifacts.settled import made_files, require_grown, require_settled
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
 from dpsynth.released.card import FILES, build_card, spent
 
-PUBLIC_FILES = ("geometry.safetensors", "within.safetensors", "calibration.json")
+PUBLIC_FILES = (
+    "geometry.safetensors",
+    "within.safetensors",
+    "projection.safetensors",
+    "features.safetensors",
+    "calibration.json",
+)
 """What a recipient needs to turn codes into images; written by `pretrain` from public data."""
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.errors import UsageError
+from dpsynth.planning.caption_fits import has_captions
+from dpsynth.planning.caption_rules import caption_rule
 from dpsynth.planning.schema import HashHeldOut, Private, SourceHeldOut
 from dpsynth.planning.units import UnitColumn
 from dpsynth.planning.verify import VerifiedPlan
@@ -77,7 +79,8 @@ def open_private(verified: VerifiedPlan) -> PrivateData:
     private, column = verified.plan.private, verified.plan.budget.column
     if column is not None:
         return _named(private, column)
-    source = open_source(private.source, private.classes, private.image)
+    captions = caption_rule(private.captions, private.classes)
+    source = open_source(private.source, private.classes, private.image, captions)
     match private.held_out:
         case HashHeldOut() as rule:
             train = Units(
@@ -93,7 +96,8 @@ def open_private(verified: VerifiedPlan) -> PrivateData:
 
 def _named(private: Private, column: UnitColumn) -> PrivateData:
     """Units of several records. Held-out records of another source are read one by one."""
-    source = open_units(private.source, private.classes, private.image, column.column)
+    captions = caption_rule(private.captions, private.classes)
+    source = open_units(private.source, private.classes, private.image, column.column, captions)
     match private.held_out:
         case HashHeldOut() as rule:
             train = _side(source, private, column, rule, held_out=False)
@@ -118,8 +122,13 @@ def _side(
 
 
 def _beside(train: Units, private: Private, rule: SourceHeldOut) -> PrivateData:
-    """Training units, and held-out records from a source of their own."""
-    other = open_source(rule.source, private.classes, private.image)
+    """Training units, and held-out records from a source of their own.
+
+    These need captions only where their source can have them: they are evaluated by class.
+    """
+    captions = caption_rule(private.captions, private.classes)
+    captions = captions if has_captions(rule.source) else None
+    other = open_source(rule.source, private.classes, private.image, captions)
     return PrivateData(train, Units(other, private.image, rows=_all_rows), (train.source, other))
 
 
@@ -141,4 +150,4 @@ def _train_rows(rule: HashHeldOut, block: Block) -> NDArray[np.bool_]:
 
 
 def _test_rows(rule: HashHeldOut, block: Block) -> NDArray[np.bool_]:
-    return held_out_rows(block.images, block.labels, rule)
+    return held_out_rows(block.images, block.labels, rule, block.texts)

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from dpsynth.artifacts.files import canonical_json, read_json
 from dpsynth.artifacts.rooms import RunDir
@@ -33,10 +34,18 @@ def fingerprint(verified: VerifiedPlan) -> str:
                 rows.append([str(path), -1, -1])
             else:
                 rows.append([str(path), state.st_size, state.st_mtime_ns])
-    declared = private.model_dump(mode="json")
+    declared = _said(private.model_dump(mode="json"))
     if verified.plan.budget.column is not None:
         declared["unit"] = verified.plan.budget.column.model_dump(mode="json")
     return hashlib.sha256(canonical_json({"declared": declared, "files": rows})).hexdigest()
+
+
+def _said(declared: Any) -> Any:
+    """Declarations without captions where there are none: reports of older versions still hold."""
+    if not isinstance(declared, dict):
+        return declared
+    kept = {key: _said(value) for key, value in declared.items()}
+    return {key: value for key, value in kept.items() if (key, value) != ("captions", None)}
 
 
 def require_checked(verified: VerifiedPlan) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,26 +36,42 @@ def _falls_below(digest: bytes, rule: HashHeldOut) -> bool:
     return int.from_bytes(digest) < int(Fraction(rule.fraction) * 2**256)
 
 
-def held_out_rows(images: NDArray[np.uint8], labels: NDArray[np.int64], rule: HashHeldOut) -> Mask:
-    """`is_held_out` of each of the records images (n, H, W, C), labels (n,): (n,)."""
+def held_out_rows(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    rule: HashHeldOut,
+    texts: tuple[str, ...] | None = None,
+) -> Mask:
+    """`is_held_out` of each of the records images (n, H, W, C), labels and texts (n,): (n,)."""
     most = int(Fraction(rule.fraction) * 2**256).to_bytes(33)
-    hashes = content_hashes(images, labels, rule.salt)
+    hashes = content_hashes(images, labels, rule.salt, texts)
     return np.fromiter((b"\0" + found < most for found in hashes), np.bool_, len(labels))
 
 
 def content_hashes(
-    images: NDArray[np.uint8], labels: NDArray[np.int64], salt: str
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    salt: str,
+    texts: tuple[str, ...] | None = None,
 ) -> Iterator[bytes]:
-    """`content_hash` of each of the records images (n, H, W, C), labels (n,)."""
+    """`content_hash` of each of the records images (n, H, W, C), labels and texts (n,)."""
     salted, shape = hashlib.sha256(salt.encode()).digest(), "/".join(map(str, images.shape[1:]))
-    for image, label in zip(images, labels.tolist(), strict=True):
+    captions = repeat("", len(images)) if texts is None else texts
+    for image, label, text in zip(images, labels.tolist(), captions, strict=True):
         head = f"{label}/{shape}".encode()
-        yield hashlib.sha256(salted + head + b"\0" + image.tobytes()).digest()
+        yield hashlib.sha256(salted + head + b"\0" + image.tobytes() + text.encode()).digest()
 
 
 def content_hash(record: Record, salt: str) -> bytes:
-    """SHA-256 of salt, label, shape and pixels, each of unambiguous extent."""
+    """SHA-256 of salt, label, shape, pixels and caption, each of unambiguous extent.
+
+    The shape tells where the pixels end: what follows them is the caption.
+    """
     head = "/".join(map(str, (record.label, *record.image.shape)))
     return hashlib.sha256(
-        hashlib.sha256(salt.encode()).digest() + head.encode() + b"\0" + record.image.tobytes()
+        hashlib.sha256(salt.encode()).digest()
+        + head.encode()
+        + b"\0"
+        + record.image.tobytes()
+        + record.text.encode()
     ).digest()

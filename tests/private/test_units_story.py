@@ -101,7 +101,7 @@ def test_a_plan_of_patients_from_check_to_hand_out(tmp_path):
 
 def test_a_patient_without_a_name_stops_the_check(tmp_path):
     patients = np.array([f"p{n % 5}" for n in range(19)] + [""])
-    with pytest.raises(DataError, match="1 records do not fit"):
+    with pytest.raises(DataError, match="1 record does not fit"):
         check(planned(tmp_path, patients))
 
 

@@ -112,6 +112,7 @@ COMMANDS = {
     "release-moments": ("release-moments", "run"),
     "train": ("train", "run"),
     "sample": ("sample", "run", "-n", "20"),
+    "guide": ("guide", "run", "--start", "0.3", "-n", "20"),
     "status": ("status", "run"),
     "replay": ("replay", "run"),
     "replay of the hand-out": ("replay", "run/released"),

@@ -6,8 +6,7 @@ sum, noise once, divisor the declared q N. See docs/maths/dpsgd.md.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,14 +14,15 @@ from torch import nn
 
 from dpsynth.artifacts.failpoints import reach
 from dpsynth.artifacts.lock import Lock, Slot
-from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.settled import MODEL
 from dpsynth.artifacts.spending import Spender, calibration_hash, spending
+from dpsynth.artifacts.trained import checkpoint_path, start_path
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import BudgetError, MissingError, PlanError
-from dpsynth.models.velocity import load_velocity, save_velocity
+from dpsynth.models.velocity import describe, load_for, save_velocity, train_last
 from dpsynth.planning.schema import Train
-from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.planning.verify import VerifiedPlan, require_allocated
 from dpsynth.private.encoding import private_stream
 from dpsynth.private.engine import DEFAULT, GRID, EngineSettings, PerExampleClipper
 from dpsynth.private.lattice import CODE_MAX
@@ -31,10 +31,7 @@ from dpsynth.private.steps import PrivateCodes, Workload, append_log, flow_losse
 from dpsynth.private.together import own_noise, require_same_codes, require_small_rounding
 from dpsynth.private.training_state import TrainingState
 from dpsynth.public.representation import Representation, load_representation
-from dpsynth.released.distill import distilled_path
 from dpsynth.vault.checked import require_checked
-
-MODEL = "model.safetensors"
 
 
 def train(
@@ -49,7 +46,7 @@ def train(
     others give their part of every step and return {}. `engine`: speed settings of the clipping.
 
     Raises:
-        PlanError: the plan has no train stage.
+        PlanError: the plan has no train stage, or must be planned again after `pretrain`.
         BudgetError: training is over and closed.
         MissingError: an earlier step has not run.
     """
@@ -61,6 +58,7 @@ def train(
         _follow(verified, settings, ranks, engine)
         return {}
     require_checked(verified)
+    require_allocated(verified)
     with _spending(verified) as spender:
         _check_order(spender, verified.lock)
         planned = verified.lock.stage_slots("train")
@@ -112,17 +110,29 @@ def _check_order(spender: Spender, lock: Lock) -> None:
         raise MissingError("the moments come first", hint="dpsynth release-moments RUN")
 
 
-def _start(verified: VerifiedPlan, dim: int) -> tuple[nn.Module, float]:
+def _start(verified: VerifiedPlan, settings: Train) -> tuple[nn.Module, float]:
     """Start weights, and the time from which training goes on (tau; 0 without distillation)."""
     plan, run = verified.plan, verified.run
-    path = run.public / "prior.safetensors"
-    if plan.distillation is not None:
-        path = distilled_path(run)
+    path = start_path(run, verified.lock)
     if not path.exists():
         step = "pretrain" if plan.distillation is None else "train"  # which distils first
         raise MissingError(f"{path.name} is missing", hint=f"dpsynth {step} {run.root}")
-    model, facts = load_velocity(path, plan.velocity, dim, len(plan.private.classes))
-    return model, float(facts.get("train_from", 0.0))
+    model, facts = load_for(path, plan)
+    if settings.parameters == "last":
+        train_last(model)
+    low = float(facts.get("train_from", 0.0))
+    _require_edge(verified.lock, low)
+    return model, low
+
+
+def _require_edge(lock: Lock, low: float) -> None:
+    """The time buckets that clips were chosen for begin where training does."""
+    edges = (lock.allocation or {}).get("edges")
+    if edges is not None and edges[0] != low:
+        raise PlanError(
+            f"training goes on from t = {low:g}, and the lock's time buckets begin at {edges[0]:g}",
+            hint="the start weights are of another plan: plan a new run (its budget adds up)",
+        )
 
 
 @dataclass
@@ -149,19 +159,25 @@ class _Training:
         """Start weights, or what the chunk that settled last has left."""
         plan = verified.plan
         representation = load_representation(verified.run, plan)
-        model, low = _start(verified, representation.dim)
+        model, low = _start(verified, settings)
         noise = gradient_noise(verified.lock.stage_slots("train"), plan.private.capacity)
         state = TrainingState(model, settings, noise)
         if settled is not None:
             state.load(checkpoint_path(verified.run, settled))
         require_small_rounding(ranks, sum(p.numel() for p in model.parameters()), GRID)
-        work = Workload(settings, plan.private.capacity, len(plan.private.classes), low)
+        work = Workload(settings, plan.private.capacity, plan.private.conditions, low)
         return cls(verified, ranks, representation, state, work, engine)
 
     def clipper(self) -> PerExampleClipper:
         """The engine on this model; a context manager."""
         clip = self.work.settings.clip
         return PerExampleClipper(self.state.model, flow_losses, clip, settings=self.engine)
+
+    def _describe(self, data: PrivateCodes) -> None:
+        """Let a label mean its record's free caption: in memory alone, in no file of the model."""
+        if data.captions is not None:
+            describe(self.state.model, data.captions)
+            self.work = replace(self.work, classes=len(data.captions))
 
     def agree(self) -> None:
         """Refuse to go on unless every process holds the same bits."""
@@ -174,6 +190,7 @@ class _Training:
         """Take the steps of a slot whose charge is on disk; lines for the curator."""
         if self.data is None:
             self.data = load_codes(self.verified, self.representation, self.ranks)
+            self._describe(self.data)
         noise = own_noise(self.verified.lock, slot.name, self.ranks)
         log = run_chunk(
             slot,
@@ -219,14 +236,13 @@ def load_codes(
     """The private codes of a shard on the clip's grid, in memory. Call after a charge."""
     step = representation.radius / CODE_MAX
     codes, labels, sizes = [], [], []
+    captions: tuple[str, ...] | None = None
     for chunk in private_stream(verified, representation, ranks):
         codes.append(torch.from_numpy(chunk.codes * step).float())
         labels.append(torch.from_numpy(chunk.labels))
         if chunk.sizes is not None:
             sizes.append(torch.from_numpy(chunk.sizes))
-    return PrivateCodes(torch.cat(codes), torch.cat(labels), torch.cat(sizes) if sizes else None)
-
-
-def checkpoint_path(run: RunDir, slot: Slot) -> Path:
-    """Where a chunk's checkpoint lies (curator's room)."""
-    return run.curator / "checkpoints" / f"{slot.name}.safetensors"
+        if chunk.captions is not None:
+            captions = (*(captions or ()), *chunk.captions)
+    found = torch.cat(labels) if captions is None else torch.arange(len(captions))
+    return PrivateCodes(torch.cat(codes), found, torch.cat(sizes) if sizes else None, captions)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpsynth.accounting.statistics import BucketedGradientSums
 from dpsynth.artifacts.files import storage_error, write_all
 from dpsynth.artifacts.lock import Slot
 from dpsynth.distributed.ranks import ALONE, Ranks
@@ -18,14 +19,12 @@ from dpsynth.errors import PlanError
 from dpsynth.models.flow import drop_labels, interpolate
 from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
+from dpsynth.planning.allocation import LATEST
 from dpsynth.planning.schema import Train
 from dpsynth.private.engine import GRID, ClippedSum, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.together import gathered
 from dpsynth.private.training_state import TrainingState
-
-LATEST = 1 - 1e-3
-"""End of the last time bucket: at t = 1 only the noise of the target is left to learn."""
 
 NOISE_GRID = 2.0**-30
 """What a noisy sum is rounded to, in standard deviations of its noise."""
@@ -41,11 +40,13 @@ class PrivateCodes:
     """Private codes float32 (n, d) on the clip's grid, labels int64 (n,); dies in `train`.
 
     sizes (u,) int64: images of each unit, side by side; None where each record is a unit.
+    captions (n,): where these are free; a label is then a record's own place.
     """
 
     codes: Tensor
     labels: Tensor
     sizes: Tensor | None = None
+    captions: tuple[str, ...] | None = None
 
     def sampled(
         self, noise: NoiseSource, rate: float, draws: int, source: torch.Generator
@@ -101,6 +102,9 @@ def run_chunk(
 ) -> list[dict[str, Any]]:
     """Take the slot's steps; every one is taken, also on an empty batch.
 
+    In a slot with a clip for each time bucket every step has its bucket's own, by the statistic
+    that was charged; the noise is the same in all of them.
+
     Call after the slot's charge, in each process of `ranks` with its own shard as `data` and a
     `noise` of its own, of which the main one's alone is added. Returns a line a step, for the
     curator's room alone; [] but in the main process.
@@ -110,8 +114,11 @@ def run_chunk(
     source, first = generator(noise.torch_seed()), state.step + 1
     divisor, std = slot.rate * work.capacity, slot.noise_std
     weights = {name: p.detach() for name, p in state.model.named_parameters() if p.requires_grad}
-    seen = list[ClippedSum]()
-    for _ in range(slot.steps):
+    seen, clips = list[ClippedSum](), list[float]()
+    for number in range(slot.steps):
+        if isinstance(slot.statistic, BucketedGradientSums):
+            clipper.set_clip(slot.statistic.clip_of(number))
+        clips.append(clipper.clip)
         batch = draw_batch(data, work, rate=slot.rate, step=state.step, noise=noise, source=source)
         found = clipper.clipped_sum(*batch)
         total = replace(found, gradients=ranks.sum_on_grid(found.gradients, clipper.clip * GRID))
@@ -120,7 +127,8 @@ def run_chunk(
         seen.append(replace(found, gradients={}))
         advance()
     whole = _of_all(seen, ranks)
-    return [_line(step, found, clipper.clip) for step, found in enumerate(whole, start=first)]
+    lines = zip(whole, clips, strict=False)  # none of them but in the main process
+    return [_line(step, found, clip) for step, (found, clip) in enumerate(lines, start=first)]
 
 
 def _of_all(seen: list[ClippedSum], ranks: Ranks) -> list[ClippedSum]:

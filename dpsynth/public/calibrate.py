@@ -5,6 +5,7 @@ Both cost utility when they transfer badly, never privacy.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from dpsynth.artifacts.files import write_atomic
 from dpsynth.models.field import AnalyticField
+from dpsynth.models.lifted import LiftedField
 from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
 
@@ -44,8 +46,14 @@ class TauCurve:
 
 def clip_radius(codes: Tensor, quantile: float) -> float:
     """The clip radius R: this quantile of the norms of public codes (n, d)."""
+    return float(np.quantile(code_norms(codes), quantile))
+
+
+def code_norms(codes: Tensor) -> NDArray[np.float64]:
+    """The norm (n,) of each of codes (n, d)."""
     norms = [part.double().norm(dim=1) for part in torch.split(codes, _rows(codes))]
-    return float(np.quantile(torch.cat(norms).numpy(), quantile))
+    found: NDArray[np.float64] = torch.cat(norms).numpy()
+    return found
 
 
 def _rows(codes: Tensor) -> int:
@@ -90,7 +98,9 @@ def empirical_velocity(points: Tensor, x: Tensor, t: float) -> Tensor:
 
 
 @one_thread()
-def tau_curve(codes: Tensor, labels: Tensor, field: AnalyticField, *, seed: int) -> TauCurve:
+def tau_curve(
+    codes: Tensor, labels: Tensor, field: AnalyticField | LiftedField, *, seed: int
+) -> TauCurve:
     """Compare `field`, fitted to public codes (n, d) with labels (n,), with the empirical field.
 
     Points x_t = (1 - t) xi + t z start from public codes z of the compared class.
@@ -143,13 +153,9 @@ def knee(t: NDArray[np.float64], curve: NDArray[np.float64]) -> float:
 
 def plot_tau(curve: TauCurve, tau: float, path: Path) -> None:
     """Draw the curve with the chosen horizon as a PNG."""
-    import io
-
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name in ("unconditional", "conditional", "weighted"):
         label = "worst class" if name == "conditional" else name.replace("weighted", "time average")
@@ -157,6 +163,33 @@ def plot_tau(curve: TauCurve, tau: float, path: Path) -> None:
     axes.axvline(tau, color="black", linewidth=0.8, linestyle=":", label=f"tau = {tau:g}")
     axes.set(xlabel="t", ylabel="cosine of the two fields", title="public data", ylim=(None, 1.01))
     axes.legend()
+    saved_figure(figure, path)
+
+
+def plot_radius(norms: dict[str, NDArray[np.float64]], radii: dict[str, float], path: Path) -> None:
+    """Draw a histogram of public norms (n,) for each space, with its clip radius, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, values) in enumerate(norms.items()):
+        radius, colour = radii[name], f"C{number}"
+        shown = np.minimum(values, 2.0 * radius)
+        axes.hist(shown, bins=60, histtype="step", color=colour, label=f"norms of {name}")
+        label = f"radius {radius:.4g} ({float(np.mean(values > radius)):.2%} beyond)"
+        axes.axvline(radius, color=colour, linewidth=0.8, linestyle=":", label=label)
+    axes.set(xlabel="norm", ylabel="public images, altered ones too", title="public data")
+    axes.legend()
+    saved_figure(figure, path)
+
+
+def saved_figure(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure as a PNG, atomically, with nothing of this machine in it."""
+    import io
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
     write_atomic(path, buffer.getvalue())
@@ -167,7 +200,7 @@ def _draw(codes: Tensor, source: torch.Generator) -> Tensor:
 
 
 def _cosines(
-    points: Tensor, field: AnalyticField, label: int | None, source: torch.Generator
+    points: Tensor, field: AnalyticField | LiftedField, label: int | None, source: torch.Generator
 ) -> list[float]:
     """Mean cosine at each time of the grid; `label` None compares the unconditional fields."""
     cosines = []

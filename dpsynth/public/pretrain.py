@@ -1,7 +1,8 @@
 """`dpsynth pretrain`: everything that comes from public data, in resumable stages.
 
 `geometry.safetensors` (the code space), `prior.safetensors` (the velocity prior), for plans with
-cells `within.safetensors` (how public codes spread inside their classes), and last
+cells `within.safetensors` (how public codes spread inside their classes), for plans that project
+`projection.safetensors` (the basis in which moments are released), and last
 `calibration.json`, which names them by hash and whose own hash every charge carries. A stage is
 skipped when its file says that it was made by the same recipe: settings, seed, public content.
 """
@@ -26,23 +27,29 @@ from dpsynth.artifacts.files import (
     write_json,
 )
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.sheet import contact_sheet
 from dpsynth.artifacts.tensors import load_tensors
 from dpsynth.console import Bar, note, progress
 from dpsynth.errors import BudgetError, DpsynthError
-from dpsynth.models.autoencoder import as_bytes, pixels
-from dpsynth.models.field import AnalyticField
-from dpsynth.models.seeding import generator
-from dpsynth.models.velocity import save_velocity
-from dpsynth.planning.release import Moments
+from dpsynth.models.velocity import captions_of, image_of, save_velocity
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.public import calibrate
-from dpsynth.public.augment import seen
+from dpsynth.public.copies import altered, augmented, codes_of, show
+from dpsynth.public.feature_stage import feature_files, features_recipe, features_stage
 from dpsynth.public.fit import autoencoder_steps, fit_autoencoder
 from dpsynth.public.geometry import PixelCodec, fit_pca
+from dpsynth.public.measures import TAU_PLOT, features_of, measures, moments_of
 from dpsynth.public.perceptual import feature_loss
 from dpsynth.public.prior import fit_prior
+from dpsynth.public.profile import PROFILE_PLOT, profile_recipe, uses_profile
+from dpsynth.public.projection import (
+    HASH_KEY,
+    PROJECTION,
+    Projection,
+    fit_projection,
+    projection_of,
+    read_projection,
+    save_projection,
+)
 from dpsynth.public.representation import (
     CALIBRATION,
     GEOMETRY,
@@ -55,17 +62,16 @@ from dpsynth.public.representation import (
 )
 from dpsynth.public.sharpening import source_gains
 from dpsynth.public.sources import PublicImages, read_public
-from dpsynth.public.spool import in_parts, spooled
+from dpsynth.public.spool import in_parts
+from dpsynth.public.start import uses_plateau
 from dpsynth.public.within import WITHIN, save_within, uses_within, within_covariance
 
-PRIOR, TAU_PLOT, SHEET = "prior.safetensors", "tau.png", "reconstructions.png"
+PRIOR, SHEET = "prior.safetensors", "reconstructions.png"
 FORMAT = "dpsynth-calibration-1"
-SHEET_IMAGES = 16
-_PART = 2_000
 # Part of every recipe: raise it when the same settings give another result.
 _VERSION = 1
-# Part of the recipes of plans that deform, and of those that sharpen: the same for them alone.
-_DEFORMED, _SHARPENED = 2, 2
+# Part of the recipes of plans that deform, that sharpen, that project, and that guide.
+_DEFORMED, _SHARPENED, _PROJECTED, _GUIDED = 2, 2, 1, 1
 
 
 @dataclass(frozen=True)
@@ -107,28 +113,17 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
         return finished
     representation = _representation_stage(job)
     geometry_hash = sha256_file(job.run.public / GEOMETRY)
-    augmented = _augmented(job)
-    wide = _codes(representation, job.public.images, augmented)
+    copies = augmented(job.plan, job.public)
+    wide = codes_of(representation, job.public.images, copies)
     codes = wide[: len(job.public.images)]
     labels = torch.from_numpy(job.public.labels)
+    projection = _projection_stage(job, wide, geometry_hash)
     _prior_stage(job, wide, labels.repeat(2), geometry_hash)
-    _within_stage(job, codes, labels, geometry_hash)
-    facts = _calibration_stage(job, representation, codes, wide, labels)
-    _sheet(job, representation, augmented)
+    _within_stage(job, features_of(codes, projection), labels, geometry_hash)
+    features_stage(job)
+    facts = _calibration_stage(job, representation, projection, wide, labels)
+    show(job.plan, job.public, copies, representation, job.run.public / SHEET)
     return facts
-
-
-def _codes(representation: Representation, *images: NDArray[np.uint8]) -> Tensor:
-    """Codes (n, d) float32 of these arrays of images, one after another; on disk if they are many.
-
-    Encoded in parts of `_PART` and not as they lie on disk: so a code's bits do not hang on that.
-    """
-    parts = (
-        representation.encode(array[start : start + _PART]).numpy()
-        for array in images
-        for start in range(0, len(array), _PART)
-    )
-    return torch.from_numpy(spooled(parts, (representation.dim,), np.float32))
 
 
 def _representation_stage(job: _Job) -> Representation:
@@ -150,7 +145,9 @@ def _fit_codec(job: _Job) -> Codec:
         return PixelCodec((shape.height, shape.width, shape.channels))
     if settings.kind == "pca":
         with progress("representation: PCA of public images", 2 * len(images)) as bar:
-            return fit_pca(_watched(chain(in_parts(images), _altered(job)), bar), settings.code)
+            return fit_pca(
+                _watched(chain(in_parts(images), altered(job.plan, job.public)), bar), settings.code
+            )
     total = autoencoder_steps(settings.autoencoder, len(images))
     perceived = feature_loss(job.public, settings.autoencoder, job.plan.public_seed + 5)
     with progress("representation: autoencoder on public images", total) as bar:
@@ -166,6 +163,19 @@ def _fit_codec(job: _Job) -> Codec:
     return AutoencoderCodec(model)
 
 
+def _projection_stage(job: _Job, wide: Tensor, geometry_hash: str) -> Projection | None:
+    dim, path = projection_of(job.plan), job.run.public / PROJECTION
+    if dim is None:
+        return None
+    recipe = _projection_recipe(job, geometry_hash)
+    if _made_by(path, recipe):
+        note("projection: kept")
+    else:
+        job.stale(path)
+        save_projection(path, fit_projection(wide, dim), recipe)
+    return read_projection(path, job.plan)
+
+
 def _prior_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -> None:
     plan, path = job.plan, job.run.public / PRIOR
     recipe = _prior_recipe(job, geometry_hash)
@@ -179,11 +189,20 @@ def _prior_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -
             labels,
             plan.velocity,
             plan.prior,
-            len(plan.private.classes),
+            plan.private.conditions,
             seed=plan.public_seed + 1,
             advance=bar.advance,
+            captions=captions_of(plan),
+            image=image_of(plan),
+            captions_of=_image_captions(job, len(codes)),
         )
     save_velocity(model, path, plan.velocity, room="public", recipe=recipe)
+
+
+def _image_captions(job: _Job, codes: int) -> tuple[str, ...] | None:
+    """The captions of that many codes, a copy of all images after the other; None for labels."""
+    captions = job.public.captions if job.plan.velocity.kind == "mmdit" else None
+    return None if captions is None else captions * (codes // len(captions))
 
 
 def _within_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -> None:
@@ -213,37 +232,30 @@ def _names(job: _Job, covariance: NDArray[np.float64], recipe: str) -> bool:
 def _calibration_stage(
     job: _Job,
     representation: Representation,
-    codes: Tensor,
+    projection: Projection | None,
     wide: Tensor,
     labels: Tensor,
 ) -> dict[str, Any]:
-    """Radius, tau and, where the plan asks, the sharpening gain.
-
-    `wide` adds the augmented copies to `codes`. The radius is read from it: private codes may be
-    longer than plain public ones, and a radius below them distorts every record, where one too
-    large only adds noise.
-    """
-    path = job.run.public / CALIBRATION
+    """What was measured, by `measures`, the other files' hashes, and sharpening gains if asked."""
+    path, prior = job.run.public / CALIBRATION, job.run.public / PRIOR
     hashes = _hashes(job)
-    settings = _moments(job.plan)
-    quantile = job.plan.representation.clip_quantile
     recipe = _calibration_recipe(job, *hashes.values())
     if (kept := _kept_calibration(path, recipe)) is not None:
         note("calibration: kept")
         return kept
     job.stale(path)
-    with progress("calibration: clip radius and tau", 1) as bar:
-        curve, tau = _tau(codes, labels, settings, job.plan.public_seed + 2)
-        calibrate.plot_tau(curve, tau, job.run.public / TAU_PLOT)
-        bar.advance()
     facts = {
         "format": FORMAT,
         "recipe": recipe,
-        "radius": calibrate.clip_radius(wide, quantile),
-        "clip_quantile": quantile,
-        "tau": tau,
-        "tau_curve": curve.to_json(),
-        "dim": codes.shape[1],
+        **measures(
+            job.plan,
+            job.run.public,
+            prior=prior,
+            wide=wide,
+            labels=labels,
+            projection=projection,
+        ),
+        "dim": wide.shape[1],
         **hashes,
         "sources": [source.to_json() for source in job.public.sources],
     }
@@ -254,54 +266,11 @@ def _calibration_stage(
     return facts
 
 
-def _tau(
-    codes: Tensor, labels: Tensor, settings: Moments, seed: int
-) -> tuple[calibrate.TauCurve, float]:
-    gaussians = calibrate.class_gaussians(
-        codes,
-        labels,
-        shared=settings.covariance == "shared",
-        rank=settings.rank,
-        floor=settings.floor,
-    )
-    curve = calibrate.tau_curve(codes, labels, AnalyticField(*gaussians), seed=seed)
-    return curve, calibrate.knee(np.array(curve.t), np.array(curve.weighted))
-
-
 def _watched(parts: Iterable[NDArray[np.uint8]], bar: Bar) -> Iterator[NDArray[np.uint8]]:
     """The parts; `bar` moves by their rows once they were taken."""
     for part in parts:
         yield part
         bar.advance(len(part))
-
-
-def _augmented(job: _Job) -> NDArray[np.uint8]:
-    """One altered copy of every public image; on disk if they are many."""
-    return spooled(_altered(job), job.public.images.shape[1:], np.uint8)
-
-
-def _altered(job: _Job) -> Iterator[NDArray[np.uint8]]:
-    """One altered copy of every public image, as the autoencoder's training sees it, by parts.
-
-    The same each time it is called.
-    """
-    source = generator(job.plan.public_seed + 3)
-    settings = job.plan.representation.autoencoder
-    images, drawn = torch.from_numpy(job.public.images), torch.from_numpy(job.public.drawn)
-    for start in range(0, len(images), _PART):
-        part = slice(start, start + _PART)
-        yield as_bytes(seen(pixels(images[part]), settings, source, drawn[part]))
-
-
-def _sheet(job: _Job, representation: Representation, augmented: NDArray[np.uint8]) -> None:
-    """Public images, plain and altered, above what the code space makes of them."""
-    path = job.run.public / SHEET
-    source = generator(job.plan.public_seed)
-    chosen = torch.randperm(len(augmented), generator=source)[:SHEET_IMAGES].numpy()
-    rows = []
-    for title, images in (("public", job.public.images[chosen]), ("altered", augmented[chosen])):
-        rows += [(title, images), ("rebuilt", representation.decode(representation.encode(images)))]
-    contact_sheet(rows, path, title="Public images and their reconstructions")
 
 
 def _geometry_recipe(job: _Job) -> str:
@@ -314,19 +283,31 @@ def _geometry_recipe(job: _Job) -> str:
 
 def _prior_recipe(job: _Job, geometry_hash: str) -> str:
     plan = job.plan
-    parts = (plan.velocity.model_dump(), plan.prior.model_dump(), len(plan.private.classes))
-    return job.recipe("prior", *parts, geometry_hash)
+    # As the plan's hash sees it, as above.
+    velocity = plan.facts()["velocity"]
+    parts = (velocity, plan.prior.model_dump(), plan.private.conditions)
+    words = [captions_of(plan)] if plan.velocity.kind == "mmdit" else []
+    return job.recipe("prior", *parts, geometry_hash, *words)
 
 
 def _within_recipe(job: _Job, geometry_hash: str) -> str:
-    return job.recipe("within", geometry_hash)
+    dim = projection_of(job.plan)
+    return job.recipe("within", geometry_hash, *([] if dim is None else [_PROJECTED, dim]))
+
+
+def _projection_recipe(job: _Job, geometry_hash: str) -> str:
+    return job.recipe("projection", _PROJECTED, projection_of(job.plan), geometry_hash)
 
 
 def _calibration_recipe(job: _Job, *hashes: str) -> str:
     """`hashes`: of the files that the calibration names, in the order of `_hashes`."""
-    settings = _moments(job.plan).model_dump(include={"covariance", "rank", "floor"})
+    settings = moments_of(job.plan).model_dump(include={"covariance", "rank", "floor"})
     quantile = job.plan.representation.clip_quantile
-    later = ["sharpen", _SHARPENED] if job.plan.sampling.sharpen == "public" else []
+    later: list[Any] = ["sharpen", _SHARPENED] if job.plan.sampling.sharpen == "public" else []
+    if uses_plateau(job.plan):
+        sampling = job.plan.sampling
+        later += ["guide", _GUIDED, sampling.steps, sampling.guidance]
+    later += profile_recipe(job.plan)
     return job.recipe("calibration", settings, quantile, *hashes, *later)
 
 
@@ -335,25 +316,30 @@ def _hashes(job: _Job) -> dict[str, str]:
     names = {"geometry_sha256": GEOMETRY, "prior_sha256": PRIOR}
     if uses_within(job.plan):
         names["within_sha256"] = WITHIN
+    if projection_of(job.plan) is not None:
+        names[HASH_KEY] = PROJECTION
+    names |= feature_files(job.plan)
     return {key: sha256_file(job.run.public / name) for key, name in names.items()}
-
-
-def _moments(plan: Plan) -> Moments:
-    """What tau is measured for; without a moments stage, the paper's shared covariance."""
-    return plan.stages.moments or Moments(covariance="shared")
 
 
 def _finished(job: _Job) -> dict[str, Any] | None:
     """The calibration, when every file of the room is there and made by this recipe."""
     room = job.run.public
     within = [WITHIN] if uses_within(job.plan) else []
-    if not all((room / name).exists() for name in (GEOMETRY, PRIOR, TAU_PLOT, SHEET, *within)):
+    basis = [PROJECTION] if projection_of(job.plan) is not None else []
+    plots = [PROFILE_PLOT] if uses_profile(job.plan) else []
+    captions = feature_files(job.plan).values()
+    files = (GEOMETRY, PRIOR, TAU_PLOT, SHEET, *within, *basis, *plots, *captions)
+    if not all((room / name).exists() for name in files):
         return None
     hashes = _hashes(job)
     geometry_hash = hashes["geometry_sha256"]
     recipes = {GEOMETRY: _geometry_recipe(job), PRIOR: _prior_recipe(job, geometry_hash)}
     if within:
         recipes[WITHIN] = _within_recipe(job, geometry_hash)
+    if basis:
+        recipes[PROJECTION] = _projection_recipe(job, geometry_hash)
+    recipes |= {name: features_recipe(job) for name in captions}
     made = all(_made_by(room / name, recipe) for name, recipe in recipes.items())
     recipe = _calibration_recipe(job, *hashes.values())
     return _kept_calibration(room / CALIBRATION, recipe) if made else None

@@ -12,6 +12,7 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.planning.schema import Plan
+from dpsynth.planning.workload import released_dim
 
 WITHIN = "within.safetensors"
 FORMAT = "dpsynth-within-1"
@@ -73,7 +74,7 @@ def load_within(run: RunDir, plan: Plan) -> NDArray[np.float64] | None:
         )
     arrays, metadata = load_tensors(path)
     covariance = arrays.get("covariance")
-    dim = plan.representation.code
+    dim = released_dim(plan)
     if sha256_file(path) != wanted or metadata.get("format") != FORMAT or covariance is None:
         raise _other("is not the file that the calibration names", run)
     if covariance.shape != (dim, dim) or not np.isfinite(covariance).all():

@@ -15,24 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpsynth.artifacts.files import read_json, sha256_file
+from dpsynth.artifacts.files import canonical_json, read_json, sha256_bytes, sha256_file
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.console import note, progress
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.flow import drop_labels, interpolate
 from dpsynth.models.seeding import generator
+from dpsynth.models.spectral import cap_of, cap_spectral
 from dpsynth.models.threads import one_thread
-from dpsynth.models.velocity import load_velocity, save_velocity
+from dpsynth.models.velocity import describe, load_for, save_velocity
+from dpsynth.planning.allocation import horizon_of, trains_from
+from dpsynth.planning.captions import FreeCaptions
 from dpsynth.planning.schema import Distillation, Plan
 from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.public.captions import drawn_captions
 from dpsynth.released.gaussians import ReleasedMixture, load_mixture
 
 NULL_SHARE = 0.25
 """Share of inputs that teach the null branch: guidance leans on it as much as on the classes."""
 EMA = 0.998
 WARMUP = 0.02
-LATEST_HORIZON = 0.9
-"""Private training always covers at least [0.9, 1)."""
 
 
 def distilled_path(run: RunDir) -> Path:
@@ -42,6 +44,8 @@ def distilled_path(run: RunDir) -> Path:
 
 def distill(verified: VerifiedPlan) -> dict[str, Any]:
     """Write `released/distilled.safetensors`, unless it is there for the same inputs.
+
+    Of a plan of free captions the mixture's conditions are the captions that images are drawn for.
 
     Raises:
         UsageError: the plan declares no distillation.
@@ -55,21 +59,28 @@ def distill(verified: VerifiedPlan) -> dict[str, Any]:
     if not prior.exists():
         raise MissingError("the public prior is missing", hint="dpsynth pretrain RUN")
     mixture, moments_hash = load_mixture(run, plan)
-    horizon = _horizon(settings, run)
+    tau = float(read_json(run.calibration)["tau"])
+    horizon = horizon_of(settings, tau)
     made_of = {
         "moments_sha256": moments_hash,
         "prior_sha256": sha256_file(prior),
         "horizon": repr(horizon),
-        "train_from": repr(_train_from(horizon, run)),
+        "train_from": repr(trains_from(settings, tau)),
         "distillation": settings.model_dump_json(),
     }
+    free = isinstance(plan.private.captions, FreeCaptions)
+    captions = drawn_captions(plan) if free else None
+    if captions is not None:
+        made_of["captions_sha256"] = sha256_bytes(canonical_json({"captions": list(captions)}))
     path = distilled_path(run)
     facts = {"file": f"released/{path.name}", "horizon": horizon, "steps": settings.steps}
-    if _is_done(path, plan, mixture.dim, made_of):
+    if _is_done(path, plan, made_of):
         note("distillation: already done for this release")
         return {**facts, "sha256": sha256_file(path)}
-    student, _ = load_velocity(prior, plan.velocity, mixture.dim, mixture.classes)
-    teacher, _ = load_velocity(prior, plan.velocity, mixture.dim, mixture.classes)
+    student, teacher = (load_for(prior, plan)[0] for _ in range(2))
+    if captions is not None:
+        describe(student, captions)
+        describe(teacher, captions)
     averaged = teach(
         student, teacher, mixture, settings, horizon=horizon, source=generator(plan.public_seed)
     )
@@ -87,7 +98,7 @@ def teach(
     source: torch.Generator,
 ) -> nn.Module:
     """Fit `student` to the field up to `horizon` and to `prior` above; return its EMA."""
-    averaged = deepcopy(student)
+    averaged, bound = deepcopy(student), cap_of(student)
     optimiser = torch.optim.AdamW(student.parameters(), settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _rate(s, settings.steps))
     student.train()
@@ -99,9 +110,11 @@ def teach(
             (student(*inputs) - target).square().mean().backward()
             nn.utils.clip_grad_norm_(student.parameters(), 1.0)
             optimiser.step()
+            cap_spectral(student, bound)
             schedule.step()
             _follow(averaged, student, min(EMA, (step + 1) / (step + 10)))
             bar.advance()
+    cap_spectral(averaged, bound)
     return averaged.eval()
 
 
@@ -146,26 +159,8 @@ def _rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / max(1, steps - warm))))
 
 
-def _horizon(settings: Distillation, run: RunDir) -> float:
-    """The declared horizon, or the public cosine knee, capped."""
-    if settings.horizon != "knee":
-        return min(settings.horizon, settings.cap)
-    return min(float(read_json(run.calibration)["tau"]), settings.cap)
-
-
-def _train_from(horizon: float, run: RunDir) -> float:
-    """Where private training begins: at the horizon, or at tau after a field taught for all t.
-
-    So no private gradient targets what was taught already, unless everything was: then training
-    covers what public data says no Gaussian field describes well.
-    """
-    if horizon < LATEST_HORIZON:
-        return horizon
-    return min(float(read_json(run.calibration)["tau"]), LATEST_HORIZON)
-
-
-def _is_done(path: Path, plan: Plan, dim: int, made_of: dict[str, str]) -> bool:
+def _is_done(path: Path, plan: Plan, made_of: dict[str, str]) -> bool:
     if not path.exists():
         return False
-    _, metadata = load_velocity(path, plan.velocity, dim, len(plan.private.classes))
+    _, metadata = load_for(path, plan)
     return all(metadata.get(key) == value for key, value in made_of.items())

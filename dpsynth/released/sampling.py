@@ -1,7 +1,9 @@
 """Drawing synthetic images: from the released Gaussians, or by the flow's Euler sampler.
 
-Post-processing. Every draw is fresh, from a generator that the operating system seeds; labels go
-round the declared classes, so that each appears equally often.
+The flow starts from noise or, where the plan guides, from the tilted marginal of what was released
+(`released.guidance`). Post-processing. Every draw is fresh, from a generator that the operating
+system seeds; labels go round the declared classes, or the fillings of a caption template, so that
+each appears equally often.
 """
 
 from collections.abc import Callable
@@ -14,24 +16,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpsynth.artifacts.files import sha256_file
-from dpsynth.artifacts.lock import read_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, SamplesWriter, read_samples, read_summary
 from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
-from dpsynth.artifacts.spending import read_state
-from dpsynth.console import note, progress
+from dpsynth.console import counted, note, progress
 from dpsynth.distributed.ranks import ALONE, Ranks
-from dpsynth.errors import MissingError, UsageError
+from dpsynth.errors import UsageError
 from dpsynth.models.autoencoder import as_bytes
-from dpsynth.models.flow import VelocityField, euler
-from dpsynth.models.threads import one_thread
-from dpsynth.models.velocity import load_velocity
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public.representation import Representation, load_representation
+from dpsynth.released.asked import Asked, asked_of
 from dpsynth.released.card import stamps
+from dpsynth.released.drawing import Draw, Route, drawer
 from dpsynth.released.finishing import Finish, finish_of
-from dpsynth.released.gaussians import load_mixture
+from dpsynth.released.guidance import Guide
 from dpsynth.released.handout import hand_out
 
 MODELS = ("release", "field", "model", "distilled", "prior", PLAIN)
@@ -39,8 +38,6 @@ MODELS = ("release", "field", "model", "distilled", "prior", PLAIN)
 `plain` is what the plan itself samples, without its augmentation."""
 SHARD = 500
 
-Draw = Callable[[Tensor, torch.Generator], Tensor]
-"""Codes (B, d) for labels (B,)."""
 Pictures = Callable[[Tensor, torch.Generator], NDArray[np.uint8]]
 """Images (B, H, W, C) for labels (B,)."""
 
@@ -70,37 +67,63 @@ def sample(
     count = plan.sampling.count if count is None else count
     chosen = own_model(plan) if model is None else model
     ranks.lead(lambda: _check(plan, count, chosen))
-    facts = _sample_one(verified, count, chosen, ranks)
+    facts = _sample_one(verified, count, _route(plan, chosen), ranks)
     if model is None and plan.sampling.augment is not None:
-        facts[PLAIN] = _sample_one(verified, count, PLAIN, ranks)
-    if not ranks.is_main:
-        return {}
+        facts[PLAIN] = _sample_one(verified, count, _route(plan, PLAIN), ranks)
+    return _handed(run, facts) if ranks.is_main else {}
+
+
+def sample_by(
+    verified: VerifiedPlan, count: int | None, route: Route, ranks: Ranks = ALONE
+) -> dict[str, Any]:
+    """As `sample`, of one route that is not the plan's own; it is drawn alone."""
+    count = verified.plan.sampling.count if count is None else count
+    ranks.lead(lambda: _check_count(count))
+    facts = _sample_one(verified, count, route, ranks)
+    return _handed(verified.run, facts) if ranks.is_main else {}
+
+
+def _handed(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     # The prior alone can be sampled before anything is spent: there is nothing to vouch for yet.
     handed = hand_out(run) if run.transcript.exists() else {}
     return {**facts, **handed}
 
 
-def _sample_one(verified: VerifiedPlan, count: int, chosen: str, ranks: Ranks) -> dict[str, Any]:
+def _route(plan: Plan, chosen: str) -> Route:
+    """The plan's own route for its own model and for `plain`; any other model from noise."""
+    own = own_model(plan)
+    return Route(
+        model=own if chosen == PLAIN else chosen,
+        name=chosen,
+        suffix="" if chosen == own else f"-{chosen}",
+        guide=Guide() if plan.sampling.method == "guide" and chosen in {own, PLAIN} else None,
+        augmented=chosen != PLAIN,
+    )
+
+
+def _sample_one(verified: VerifiedPlan, count: int, route: Route, ranks: Ranks) -> dict[str, Any]:
     """One folder of samples with its contact sheet; {} but in the main process."""
-    plan, run = verified.plan, verified.run
-    suffix = "" if chosen == own_model(plan) else f"-{chosen}"
-    folder = run.released / f"samples{suffix}"
-    pictures, origin = ranks.main_first(lambda: _made_of(verified, count, chosen))
+    folder = verified.run.released / f"samples{route.suffix}"
+    asked = ranks.main_first(lambda: asked_of(verified.plan))
+    pictures, origin = ranks.main_first(lambda: _made_of(verified, count, route, asked))
     ranks.require_same("what the samples are made of", repr(sorted(origin.items())))
     kept = ranks.tell({"kept": _is_kept(folder, origin)} if ranks.is_main else None)["kept"]
     if kept:
-        note(f"{count} samples of this model are already there")
+        are = "is" if count == 1 else "are"
+        note(f"{counted(count, 'sample')} of this model {are} already there")
     else:
-        _write(folder, verified, pictures, origin, ranks)
-    return _shown(verified, folder, count, chosen, suffix) if ranks.is_main else {}
+        _write(folder, verified, pictures, asked, origin, ranks=ranks)
+    return _shown(verified, folder, count, route) if ranks.is_main else {}
 
 
-def _made_of(verified: VerifiedPlan, count: int, chosen: str) -> tuple[Pictures, dict[str, Any]]:
+def _made_of(
+    verified: VerifiedPlan, count: int, route: Route, asked: Asked
+) -> tuple[Pictures, dict[str, Any]]:
     """How the images are drawn, and their origin."""
     plan, run = verified.plan, verified.run
     representation = load_representation(run, plan)
-    draw, origin = _drawer(verified, own_model(plan) if chosen == PLAIN else chosen)
-    finish = finish_of(run, plan, augmented=chosen != PLAIN)
+    draw, origin = drawer(verified, route, asked)
+    finish = finish_of(run, plan, augmented=route.augmented)
     origin |= {"count": count, "geometry_sha256": _geometry_hash(run), **finish.facts()}
     return _pictures(representation, draw, finish), origin
 
@@ -110,27 +133,28 @@ def _is_kept(folder: Path, origin: dict[str, Any]) -> bool:
     return summary is not None and summary["origin"] == origin
 
 
-def _shown(
-    verified: VerifiedPlan, folder: Path, count: int, chosen: str, suffix: str
-) -> dict[str, Any]:
+def _shown(verified: VerifiedPlan, folder: Path, count: int, route: Route) -> dict[str, Any]:
     """Write the contact sheet; what there is to say of the samples."""
     plan, run = verified.plan, verified.run
-    sheet = run.released / f"contact-sheet{suffix}.png"
+    sheet = run.released / f"contact-sheet{route.suffix}.png"
     images, labels = read_samples(folder, plan.private.classes)
     rows = rows_by_class(images, labels, plan.private.classes)
     contact_sheet(rows, sheet, title=f"{plan.name}: synthetic", stamp=stamps(verified.lock))
     return {
         "samples": str(folder),
         "count": count,
-        "model": chosen,
+        "model": route.name,
         "contact_sheet": str(sheet),
     }
 
 
 def own_model(plan: Plan) -> str:
     """What the plan itself samples from: the release, or the last model that it makes."""
-    if plan.sampling.method == "release":
-        return "release"
+    return "release" if plan.sampling.method == "release" else last_model(plan)
+
+
+def last_model(plan: Plan) -> str:
+    """The last velocity model that the plan makes."""
     if plan.stages.train is not None:
         return "model"
     return "distilled" if plan.distillation is not None else "prior"
@@ -146,6 +170,10 @@ def _check(plan: Plan, count: int, model: str) -> None:
             "the plan does not augment its samples: they are plain as they are",
             hint="leave --model out",
         )
+    _check_count(count)
+
+
+def _check_count(count: int) -> None:
     if count < 1:
         raise UsageError(f"{count} samples were asked for; expected at least 1", hint="-n 1000")
 
@@ -154,7 +182,9 @@ def _write(
     folder: Path,
     verified: VerifiedPlan,
     pictures: Pictures,
+    asked: Asked,
     origin: dict[str, Any],
+    *,
     ranks: Ranks,
 ) -> None:
     """Draw and write what is missing, shard by shard: one for each process, then the next."""
@@ -168,20 +198,21 @@ def _write(
     source = fresh_generator()
     with progress("sampling", count, completed=begun) as bar:
         for first in range(begun, count, SHARD * ranks.world):
-            labels = _shard_labels(plan, count, first + SHARD * ranks.rank)
+            labels = _shard_labels(asked, count, first + SHARD * ranks.rank)
             drawn = pictures(labels, source).tobytes() if len(labels) else b""
             for rank, part in enumerate(ranks.gather(drawn)):
-                labels = _shard_labels(plan, count, first + SHARD * rank)
+                labels = _shard_labels(asked, count, first + SHARD * rank)
                 if writer is not None and len(labels):
-                    writer.add(_images(part, plan), labels.numpy())
+                    texts = [asked.captions[y] for y in labels.tolist()]
+                    writer.add(_images(part, plan), asked.classes[labels.numpy()], texts)
                     bar.advance(len(labels))
     if writer is not None:
         writer.finish()
 
 
-def _shard_labels(plan: Plan, count: int, first: int) -> Tensor:
+def _shard_labels(asked: Asked, count: int, first: int) -> Tensor:
     """Labels of the shard that starts at image `first`; none beyond the last one."""
-    return torch.arange(first, max(first, min(count, first + SHARD))) % len(plan.private.classes)
+    return torch.arange(first, max(first, min(count, first + SHARD))) % asked.count
 
 
 def _images(data: bytes, plan: Plan) -> NDArray[np.uint8]:
@@ -206,57 +237,6 @@ def fresh_generator() -> torch.Generator:
     source = torch.Generator()
     source.seed()
     return source
-
-
-def _drawer(verified: VerifiedPlan, model: str) -> tuple[Draw, dict[str, Any]]:
-    """How codes are drawn, and of what: the samples' origin."""
-    plan, run = verified.plan, verified.run
-    if model in {"release", "field"}:
-        mixture, moments_hash = load_mixture(run, plan)
-        origin = {"model": model, "moments_sha256": moments_hash}
-        if model == "release":
-            return mixture.draw, origin
-        draw, facts = _flow(mixture.field, mixture.dim, plan)
-        return draw, {**origin, **facts}
-    path = _model_path(run, model)
-    dim = load_representation(run, plan).dim
-    velocity, _ = load_velocity(path, plan.velocity, dim, len(plan.private.classes))
-    draw, facts = _flow(velocity, dim, plan)
-    return draw, {"model": model, "model_sha256": sha256_file(path), **facts}
-
-
-def _flow(velocity: VelocityField, dim: int, plan: Plan) -> tuple[Draw, dict[str, Any]]:
-    settings, null = plan.sampling, len(plan.private.classes)
-
-    def draw(labels: Tensor, source: torch.Generator) -> Tensor:
-        start = torch.randn(len(labels), dim, generator=source)
-        with one_thread():
-            return euler(
-                velocity, start, labels, null=null, steps=settings.steps, guidance=settings.guidance
-            )
-
-    return draw, {"steps": settings.steps, "guidance": settings.guidance}
-
-
-def _model_path(run: RunDir, model: str) -> Path:
-    path = (run.public if model == "prior" else run.released) / f"{model}.safetensors"
-    if not path.exists():
-        if model == "model" and _closed_early(run):
-            raise MissingError(
-                "this run was closed before its training ended: there is no model",
-                hint="dpsynth sample RUN --model release, distilled or prior",
-            )
-        step = "pretrain" if model == "prior" else "train"
-        raise MissingError(
-            f"{path.parent.name}/{path.name} is not there yet", hint=f"dpsynth {step} RUN"
-        )
-    return path
-
-
-def _closed_early(run: RunDir) -> bool:
-    """Whether a run that was to train is closed: without a model, it was closed before its end."""
-    lock = read_lock(run.lock)
-    return bool(lock.stage_slots("train")) and read_state(run, lock).closed
 
 
 def _geometry_hash(run: RunDir) -> str:

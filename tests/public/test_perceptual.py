@@ -18,7 +18,7 @@ SHAPE = ImageShape(height=16, width=16)
 
 
 def letters(count=600):
-    (images, labels), *_ = _read_one(GlyphsSource(kind="glyphs", count=count), SHAPE)
+    (images, labels, _), *_ = _read_one(GlyphsSource(kind="glyphs", count=count), SHAPE, None)
     values, own = np.unique(labels, return_inverse=True)
     facts = SourceFacts("glyphs", count, len(values), "")
     return PublicImages(images, own.astype(np.int64), len(values), (facts,))

@@ -37,6 +37,7 @@ def test_all_files_are_there_and_named_by_hash(done):
         "prior.safetensors",
         "calibration.json",
         "tau.png",
+        "radius.png",
         "reconstructions.png",
     }
     assert read_json(verified.run.calibration) == facts

@@ -129,3 +129,18 @@ def augmenting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifiedPla
     pretrain(verified)
     release(verified)
     yield verified
+
+
+@pytest.fixture(scope="session")
+def guiding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifiedPlan]:
+    """A pretrained run with its release in a projection, whose plan guides the prior."""
+    folder = tmp_path_factory.mktemp("guiding")
+    plan = PLAN.replace("name: tiny", "name: guiding").replace("code: 4", "code: 9")
+    plan = plan.replace("{covariance: class}", f"{{covariance: class, projection: {CODE}}}")
+    plan = plan.split("distillation:")[0]
+    plan += "sampling: {method: guide, count: 30, steps: 10, guidance: 1.5}"
+    (folder / "plan.yaml").write_text(plan)
+    verified = make_run(folder / "plan.yaml", folder / "run")
+    pretrain(verified)
+    release(verified)
+    yield verified

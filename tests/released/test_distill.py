@@ -79,15 +79,16 @@ def test_above_the_horizon_the_prior_is_replayed(tiny: VerifiedPlan) -> None:
     with torch.no_grad():
         torch.testing.assert_close(target[~low], prior(x, t, labels)[~low])
     assert not target.requires_grad
-    assert module._horizon(settings, tiny.run) == 0.4
-    assert module._horizon(Distillation(horizon=0.9, cap=0.5), tiny.run) == 0.5
-    assert 0 < module._horizon(Distillation(horizon="knee"), tiny.run) <= 1
+    tau = read_json(tiny.run.calibration)["tau"]
+    assert module.horizon_of(settings, tau) == 0.4
+    assert module.horizon_of(Distillation(horizon=0.9, cap=0.5), tau) == 0.5
+    assert 0 < module.horizon_of(Distillation(horizon="knee"), tau) <= 1
 
 
 def test_private_training_begins_where_teaching_ends(tiny: VerifiedPlan) -> None:
     tau = read_json(tiny.run.calibration)["tau"]
-    assert module._train_from(0.4, tiny.run) == 0.4
-    assert module._train_from(1.0, tiny.run) == min(tau, 0.9)
+    assert module.trains_from(Distillation(horizon=0.4), tau) == 0.4
+    assert module.trains_from(Distillation(horizon=1.0), tau) == min(tau, 0.9)
 
 
 def test_teaching_is_a_function_of_its_inputs(tiny: VerifiedPlan) -> None:

@@ -206,9 +206,9 @@ def test_shrinkage_beats_the_plain_and_the_pooled_estimate_at_any_noise() -> Non
 
 
 def test_buried_eigenvalues_keep_the_trace() -> None:
-    from dpsynth.released.estimate import _without_buried
+    from dpsynth.released.estimate import without_buried
 
     matrix = np.diag([5.0, 0.3, 0.2, -0.1])
-    denoised = _without_buried(matrix, 0.2)
+    denoised = without_buried(matrix, 0.2)
     assert np.trace(denoised) == pytest.approx(np.trace(matrix))
     assert np.linalg.eigvalsh(denoised) == pytest.approx([0.4 / 3] * 3 + [5.0])

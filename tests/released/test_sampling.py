@@ -69,11 +69,13 @@ def test_resumes_after_the_last_whole_shard(
 
     real = module.SamplesWriter.add
 
-    def counted(self: module.SamplesWriter, images: np.ndarray, labels: np.ndarray) -> None:
+    def counted(
+        self: module.SamplesWriter, images: np.ndarray, labels: np.ndarray, texts: list[str]
+    ) -> None:
         calls.append(len(images))
         if len(calls) == 2:
             failing(images, labels)
-        real(self, images, labels)
+        real(self, images, labels, texts)
 
     monkeypatch.setattr(module.SamplesWriter, "add", counted)
     with pytest.raises(StoppedError):

@@ -1,0 +1,66 @@
+"""`dpsynth guide`: draw synthetic images that start from the released moments."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from dpsynth.commands import _options as opt
+from dpsynth.commands._ranks import ranks_of, verified_on
+from dpsynth.commands.sample import MOST
+from dpsynth.console import result
+
+
+def guide(
+    run: opt.Run,
+    *,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--count", min=1, max=MOST, metavar="N", help="Images. Default: the plan's."
+        ),
+    ] = None,
+    start: Annotated[
+        float | None,
+        typer.Option(
+            "--start",
+            metavar="T0",
+            help="When sampling starts, 0 < T0 < 1. Default: the plan's, chosen by public data.",
+        ),
+    ] = None,
+    model: Annotated[
+        Literal["prior", "distilled", "model"] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="prior, distilled or model: what is guided. Default: the plan's last one.",
+        ),
+    ] = None,
+    mean: Annotated[
+        Literal["released", "zero", "public", "random"],
+        typer.Option(
+            "--mean",
+            metavar="NAME",
+            show_default=False,
+            help="Means of the start: released (default), or a control for research: zero, "
+            "public (those of the prior's draws), random (a direction of the same length).",
+        ),
+    ] = "released",
+    threads: opt.Threads = None,
+    json: opt.Json = False,
+) -> None:
+    """Start sampling at T0 from what was released, and let a model finish; spends nothing.
+
+    Writes released/samples-guided, or released/samples where the plan guides and nothing differs.
+
+    Example: dpsynth guide runs/digits --start 0.2
+    """
+    with ranks_of(threads) as ranks:
+        verified = verified_on(ranks, run)
+
+        from dpsynth.released.guidance import Guide
+        from dpsynth.released.guide import guide as library_guide
+
+        facts = library_guide(verified, count, Guide(start, mean), model=model, ranks=ranks)
+        if ranks.is_main:
+            result(facts, json)
+            opt.say_next(verified)

@@ -70,6 +70,8 @@ class SentenceEncoder:
             max_length=self.length,
             return_tensors="pt",
         )
+        if not given["input_ids"].numel():  # no model takes nothing: a text that says nothing
+            return np.zeros(self.dim)
         tokens: Tensor = self._model(**given).last_hidden_state[0].double()  # (T, dim)
         weights = given["attention_mask"][0].double()
         pooled = tokens[0]

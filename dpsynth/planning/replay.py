@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsynth.accounting.compose import EpsilonBounds, epsilon
-from dpsynth.accounting.statistics import PaperClassSums, PaperSecondMoment
+from dpsynth.accounting.statistics import PaperClassSums, PaperCrossMoments, PaperSecondMoment
 from dpsynth.artifacts.files import canonical_json
 from dpsynth.artifacts.lock import Lock, plan_hash
 from dpsynth.artifacts.settled import out_of_order
@@ -28,7 +28,7 @@ CANNOT_PROVE = (
     "Replay checks what was declared and charged. It cannot prove that noise was drawn, or that "
     "the data was touched only through these charges."
 )
-_OF_RECORDS = (PaperClassSums, PaperSecondMoment)
+_OF_RECORDS = (PaperClassSums, PaperSecondMoment, PaperCrossMoments)
 # Composed values of equal charges are equal; this covers printing them in a manifest alone.
 _ROUNDING = 1 + 1e-9
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpsynth.accounting.trace import midpoints, posterior_trace, velocity_trace
-from dpsynth.models.velocity import load_velocity, train_last
+from dpsynth.models.velocity import load_for, train_last
 from dpsynth.planning.allocation import Profile, bucket_edges, clips_of, trains_from
 from dpsynth.planning.schema import Plan
 from dpsynth.public.calibrate import saved_figure
@@ -62,7 +62,7 @@ def profile_facts(
         variance=tuple(float(posterior_trace(t, weights, spectra).mean()) for t in times),
         weight=(1.0,) * train.buckets,
         importance=tuple(float(velocity_trace(t, weights, spectra).mean()) for t in times),
-        weights=_trained_weights(plan, prior, codes.shape[1]),
+        weights=_trained_weights(plan, prior),
     )
     plot_shapes(plan, profile, weights, spectra, room / PROFILE_PLOT)
     return profile.to_json()
@@ -94,9 +94,9 @@ def _spectrum(covariance: Tensor) -> NDArray[np.float64]:
     return found
 
 
-def _trained_weights(plan: Plan, prior: Path, dim: int) -> int:
+def _trained_weights(plan: Plan, prior: Path) -> int:
     """How many weights private training moves."""
-    model, _ = load_velocity(prior, plan.velocity, dim, plan.private.conditions)
+    model, _ = load_for(prior, plan)
     if plan.stages.train is not None and plan.stages.train.parameters == "last":
         train_last(model)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,6 +1,7 @@
 """NPZ archives, read as a stream of blocks: never pickled objects, never a whole array."""
 
 import math
+import sys
 import zipfile
 import zlib
 from bisect import bisect_left
@@ -230,9 +231,14 @@ class _Rows:
         return values.reshape(rows, *self.shape[1:])
 
     def texts(self, rows: int) -> list[Any]:
-        """The next rows as whole numbers or text; None for bytes that are not UTF-8."""
-        values = self.read(rows).tolist()
-        return [_decoded(v) if isinstance(v, bytes) else v for v in values]
+        """The next rows as whole numbers or text; None for what is no Unicode, of a row alone."""
+        values = self.read(rows)
+        if self.dtype.kind == "U":
+            # Beyond Unicode's end NumPy makes strings that end whatever looks at them.
+            codes = values.view(values.dtype.byteorder + "u4").reshape(rows, -1)
+            known = np.logical_and.reduce(codes <= sys.maxunicode, axis=1)
+            return [v if k else None for v, k in zip(values.tolist(), known, strict=True)]
+        return [_decoded(v) if isinstance(v, bytes) else v for v in values.tolist()]
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,15 @@ def test_an_embedding_is_the_same_bits_in_any_company(folder):
         torch.set_num_threads(threads)
 
 
+def test_a_text_without_tokens_has_an_embedding_of_its_own(tmp_path):
+    made = write_encoder(tmp_path / "x")
+    settings = json.loads((made / "tokenizer.json").read_text())
+    (made / "tokenizer.json").write_text(json.dumps(settings | {"post_processor": None}))
+    encoder = load_encoder(made)
+    empty, cat = encoder.embed(["\u200b", "cat"])  # an invisible sign is all that it says
+    assert not empty.any() and cat.any()
+
+
 def test_a_long_text_is_cut(folder):
     encoder = load_encoder(folder)
     start = "cat " * 10

@@ -146,11 +146,19 @@ def test_a_forged_unit_does_not_replay(unit, tmp_path):
         replay(tmp_path / "t.jsonl")
 
 
-def test_charges_that_bound_one_record_do_not_replay_for_units(tmp_path):
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        {"kind": "paper-class-sums", "classes": 10, "dim": 8},
+        {"kind": "paper-second-moment", "capacity": 1000, "dim": 8},
+        {"kind": "paper-cross-moments", "capacity": 1000, "features": 3, "dim": 8},
+    ],
+)
+def test_charges_that_bound_one_record_do_not_replay_for_units(statistic, tmp_path):
     run = transcript_of(tmp_path, unit=UNIT)
     lines = [dict(line) for line in read_transcript(run.transcript).lines]
     (charge,) = (line for line in lines if line["kind"] == "charge" and line["slot"] == 1)
-    charge["statistic"] = {"kind": "paper-class-sums", "classes": 10, "dim": 8}
+    charge["statistic"] = statistic
     charge["noise_std"] = 50.0
     (tmp_path / "t.jsonl").write_bytes(reseal(lines))
     with pytest.raises(ReplayError, match="bounds one record"):

@@ -8,7 +8,7 @@ import torch
 from numpy.linalg import eigvalsh
 
 from dpsynth.models.seeding import generator, seeded_initialisation
-from dpsynth.models.velocity import build_velocity, save_velocity
+from dpsynth.models.velocity import build_for, build_velocity, save_velocity
 from dpsynth.planning.allocation import LATEST, Profile
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.yaml_plan import parse_plan
@@ -101,6 +101,18 @@ def test_only_trained_weights_are_counted(prior: Path) -> None:
     model = build_velocity(plan_of().velocity, DIM, 2)
     assert whole == sum(p.numel() for p in model.parameters())
     assert 0 < last < whole
+
+
+def test_the_backbone_of_pixels_is_counted_whatever_its_captions(tmp_path: Path) -> None:
+    text = TEXT.format(more="allocation: {}", covariance="shared")
+    text = text.replace("height: 8, width: 8", "height: 2, width: 2")
+    text = text.replace("{kind: pca, code: 4}", "{kind: pixels}")
+    text = text.replace("{width: 8, depth: 1}", "{kind: mmdit, width: 8, depth: 1}")
+    plan = parse_plan(text)
+    model = build_for(plan)
+    save_velocity(model, tmp_path / "prior.safetensors", plan.velocity, room="public")
+    found = facts(plan, tmp_path / "prior.safetensors")
+    assert found.weights == sum(p.numel() for p in model.parameters())
 
 
 def test_what_the_profile_rests_on_is_in_the_recipe() -> None:

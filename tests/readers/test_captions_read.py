@@ -151,6 +151,18 @@ def test_an_archive_with_captions(tmp_path, bytes_):
     assert told(open_source(source, CLASSES, SHAPE))[3] == (3, 0, "", "")  # captions not read
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_text_beyond_unicode_is_bad_and_no_other_record_is(tmp_path, order):
+    texts = np.array(["a big cat", "a wee dog", "a wee cat"], f"{order}U9")
+    for wrong in (0x110000, 0xFFFFFFFF):
+        texts.view(f"{order}u4")[9] = wrong  # the second caption's first character
+        source = archive(tmp_path / "x.npz", texts, who=texts)
+        opened = open_source(source, CLASSES, SHAPE, RULE)
+        assert told(opened) == [SAID[0], SAID[4], (2, 0, "a wee cat", "")]
+        units = open_units(source, CLASSES, SHAPE, "who", RULE)
+        assert list(units.unit_names()) == ["a big cat", "", "a wee cat"]
+
+
 def test_an_archive_without_labels(tmp_path):
     source = archive(tmp_path / "x.npz", ["a big cat", "a wee dog"])
     read = [(0, 0, "a big cat", ""), (1, 1, "a wee dog", "")]

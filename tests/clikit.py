@@ -1,9 +1,63 @@
-"""The command line in a process of its own, as a user types it."""
+"""The command line as a user types it: one command a process, or several in one process."""
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+# Runs each command line of a JSON list; torch is loaded once for all of them.
+_DRIVER = """
+import contextlib, io, json, sys
+from pathlib import Path
+import dpsynth.models.lenet as lenet
+from dpsynth.cli import main
+lenet.LEAST_STEPS = 2  # what probes learn is not asked here
+watched, report, lines = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+
+def files():
+    return {str(p): p.stat().st_mtime_ns for p in sorted(watched.rglob("*")) if p.is_file()}
+
+found = []
+for line in lines:
+    sys.argv = ["dpsynth", *line]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    found.append([code, out.getvalue(), err.getvalue(), files()])
+Path(report).write_text(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """How one command ended, and the files of `runs/` after it, with their times of change."""
+
+    code: int
+    out: str
+    err: str
+    files: dict[str, int]
+
+
+def typed(folder: Path, *lines: str, columns: int = 100) -> list[Typed]:
+    """The commands, one after another in one process in `folder`."""
+    report = folder / "report.json"
+    arguments = [str(folder / "runs"), str(report), json.dumps([line.split() for line in lines])]
+    done = subprocess.run(
+        [sys.executable, "-c", _DRIVER, *arguments],
+        cwd=folder,
+        env=os.environ | {"COLUMNS": str(columns), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert report.exists(), done.stderr
+    return [Typed(*one) for one in json.loads(report.read_text())]
 
 
 def dpsynth(

@@ -4,14 +4,11 @@ Each step is the command line's own `main`; they share one process, for torch to
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from clikit import typed
 
 PLAN = """\
 version: 1
@@ -54,50 +51,13 @@ BY_HAND = {
 AT_ONCE = {"run": "run plan.yaml --json"}
 REFUSED = {"early": 6, "refused": 2}
 
-# Runs each command line of a JSON list; reports exit code and streams.
-DRIVER = """
-import contextlib, io, json, sys
-from pathlib import Path
-import dpsynth.models.lenet as lenet
-from dpsynth.cli import main
-lenet.LEAST_STEPS = 2  # what probes learn is not asked here
-found = []
-for line in json.loads(sys.argv[1]):
-    sys.argv = ["dpsynth", *line]
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-    found.append({"code": code, "out": out.getvalue(), "err": err.getvalue()})
-Path("report.json").write_text(json.dumps(found))
-"""
-
-
-def typed(folder: Path, *lines: str) -> list[SimpleNamespace]:
-    """The commands, one after another in one process in `folder`."""
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER,
-         json.dumps([line.split() for line in lines])],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "150", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )  # fmt: skip
-    report = folder / "report.json"
-    assert report.exists(), done.stderr
-    return [SimpleNamespace(**one) for one in json.loads(report.read_text())]
-
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("allocated")
     (folder / "plan.yaml").write_text(PLAN)
     lines = BY_HAND | AT_ONCE
-    found = typed(folder, *lines.values())
+    found = typed(folder, *lines.values(), columns=150)
     named = dict(zip(lines, found, strict=True))
     for name, one in named.items():
         assert one.code == REFUSED.get(name, 0), f"{name}\n{one.err}"

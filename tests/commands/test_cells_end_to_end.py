@@ -5,15 +5,14 @@ Each step is the command line's own `main`; they share one process, for torch to
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import clikit
 import pytest
+from clikit import Typed
 
 from dpsynth.errors import ReplayError
 from dpsynth.planning.replay import replay
@@ -43,57 +42,10 @@ FLOW = PLAN.replace("name: celled", "name: taught").replace("method: release", "
 FLOW = FLOW.replace(", sharpen: public, augment: {}", "") + "distillation: {steps: 5, batch: 32}\n"
 ROUNDS = ("moments", "cells-lloyd-1", "cells")
 
-# Runs each command line of a JSON list; reports exit code, streams and the files afterwards.
-DRIVER = """
-import contextlib, io, json, sys
-from pathlib import Path
-import dpsynth.models.lenet as lenet
-from dpsynth.cli import main
-lenet.LEAST_STEPS = 2  # what probes learn is not asked here
-watched, report, lines = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-
-def files():
-    return {str(p): p.stat().st_mtime_ns for p in sorted(watched.rglob("*")) if p.is_file()}
-
-found = []
-for line in lines:
-    sys.argv = ["dpsynth", *line]
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-    found.append([code, out.getvalue(), err.getvalue(), files()])
-Path(report).write_text(json.dumps(found))
-"""
-
-
-@dataclass(frozen=True)
-class Typed:
-    """How one command ended, and the run's files after it, with their times of change."""
-
-    code: int
-    out: str
-    err: str
-    files: dict[str, int]
-
 
 def typed(folder: Path, *lines: str) -> list[Typed]:
     """The commands, one after another in one process in `folder`; all must end well."""
-    report = folder / "report.json"
-    arguments = [str(folder / "runs"), str(report), json.dumps([line.split() for line in lines])]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, *arguments],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert report.exists(), done.stderr
-    found = [Typed(*one) for one in json.loads(report.read_text())]
+    found = clikit.typed(folder, *lines)
     for line, one in zip(lines, found, strict=True):
         assert one.code == 0, f"{line}\n{one.err}"
         assert "Traceback" not in one.err

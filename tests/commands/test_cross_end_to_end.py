@@ -4,14 +4,12 @@ Class names are the captions. The commands share one process, for torch to load 
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from hashlib import sha256
 
 import numpy as np
 import pytest
+from clikit import typed
 from rankkit import Starter
 
 from dpsynth.artifacts.cross import load_cross
@@ -60,21 +58,6 @@ COMMANDS = [
         ("replay", "/released --json"),
     ]
 ]
-CHAIN = """
-import contextlib, io, json, sys
-from dpsynth.cli import main
-found = []
-for line in json.loads(sys.argv[1]):
-    sys.argv = ["dpsynth", *line.split()]
-    out, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(out):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-    found.append([line, code, out.getvalue()])
-print(json.dumps(found))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +67,9 @@ def story(tmp_path_factory):
     (folder / "captioned.yaml").write_text(PLAN)
     (folder / "paper.yaml").write_text(PAPER)
     lines = ["plan captioned.yaml --json", "plan paper.yaml --json", *COMMANDS]
-    done = subprocess.run(
-        [sys.executable, "-c", CHAIN, json.dumps(lines)],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [code for _, code, _ in found] == [0] * len(found), done.stderr
-    return folder, {line: out for line, _, out in found}
+    found = typed(folder, *lines)
+    assert [one.code for one in found] == [0] * len(found), found[-1].err
+    return folder, {line: one.out for line, one in zip(lines, found, strict=True)}
 
 
 def lines_of(run, kind):

@@ -4,13 +4,11 @@ Each step is the command line's own `main`; they share one process, for torch to
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clikit import typed
 
 PLAN = """\
 version: 1
@@ -31,21 +29,6 @@ velocity: {width: 16, depth: 1}
 prior: {steps: 5, batch: 32}
 sampling: {method: guide, count: 40, steps: 3}
 """
-DRIVER = """
-import contextlib, io, json, sys
-from dpsynth.cli import main
-found = []
-for line in json.loads(sys.argv[1]):
-    sys.argv = ["dpsynth", *line]
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-    found.append([code, out.getvalue(), err.getvalue()])
-print(json.dumps(found))
-"""
 LINES = {
     "plan": "plan guided.yaml",
     "check": "check runs/guided",
@@ -64,35 +47,25 @@ LINES = {
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
+def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
     """The run's folder, and exit code, stdout and stderr of each line."""
     folder = tmp_path_factory.mktemp("guided")
     (folder / "guided.yaml").write_text(PLAN)
-    lines = json.dumps([line.split() for line in LINES.values()])
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, lines],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "runs/guided", dict(zip(LINES, json.loads(done.stdout), strict=True))
+    found = [[one.code, one.out, one.err] for one in typed(folder, *LINES.values())]
+    return folder / "runs/guided", dict(zip(LINES, found, strict=True))
 
 
 @pytest.mark.parametrize("name", [n for n in LINES if n != "early" and "wrong" not in n])
-def test_every_line_ends_well(typed: tuple[Path, dict[str, list[Any]]], name: str) -> None:
-    code, _, said = typed[1][name]
+def test_every_line_ends_well(story: tuple[Path, dict[str, list[Any]]], name: str) -> None:
+    code, _, said = story[1][name]
     assert code == 0, said
     assert "Traceback" not in said
 
 
 def test_moments_are_released_in_the_projection(
-    typed: tuple[Path, dict[str, list[Any]]],
+    story: tuple[Path, dict[str, list[Any]]],
 ) -> None:
-    run, said = typed
+    run, said = story
     assert json.loads(said["release"][1])["dim"] == 12
     facts = json.loads((run / "public/calibration.json").read_text())
     assert facts["dim"] == 64
@@ -101,8 +74,8 @@ def test_moments_are_released_in_the_projection(
     assert lock["slots"][0]["statistic"]["dim"] == 12
 
 
-def test_the_plan_samples_guided(typed: tuple[Path, dict[str, list[Any]]]) -> None:
-    run, said = typed
+def test_the_plan_samples_guided(story: tuple[Path, dict[str, list[Any]]]) -> None:
+    run, said = story
     origin = json.loads((run / "released/samples.json").read_text())["origin"]
     t0 = json.loads((run / "public/calibration.json").read_text())["start"]["t0"]
     assert (origin["port"], origin["start"], origin["model"]) == ("guide", t0, "prior")
@@ -111,8 +84,8 @@ def test_the_plan_samples_guided(typed: tuple[Path, dict[str, list[Any]]]) -> No
     assert json.loads(said["status"][1])["steps"]["sample"] is True
 
 
-def test_flags_lead_to_other_folders(typed: tuple[Path, dict[str, list[Any]]]) -> None:
-    run, said = typed
+def test_flags_lead_to_other_folders(story: tuple[Path, dict[str, list[Any]]]) -> None:
+    run, said = story
     assert json.loads(said["start"][1])["model"] == "guided"
     for name, start, mean in (
         ("samples-guided", 0.31, None),
@@ -127,15 +100,15 @@ def test_flags_lead_to_other_folders(typed: tuple[Path, dict[str, list[Any]]]) -
     assert (run / "released/contact-sheet-guided-zero-mean.png").is_file()
 
 
-def test_refusals_say_what_to_type(typed: tuple[Path, dict[str, list[Any]]]) -> None:
-    _, said = typed
+def test_refusals_say_what_to_type(story: tuple[Path, dict[str, list[Any]]]) -> None:
+    _, said = story
     assert said["early"][0] != 0
     assert "dpsynth release-moments" in said["early"][2]
     assert said["wrong start"][0] != 0 and "--start 0.2" in said["wrong start"][2]
     assert said["wrong model"][0] != 0 and "field" in said["wrong model"][2]
 
 
-def test_the_hand_out_replays(typed: tuple[Path, dict[str, list[Any]]]) -> None:
-    run, said = typed
+def test_the_hand_out_replays(story: tuple[Path, dict[str, list[Any]]]) -> None:
+    run, said = story
     assert json.loads(said["replay"][1])["epsilon"] <= 8.0
     assert (run / "released/public/projection.safetensors").is_file()

@@ -1,15 +1,19 @@
 """The two-dimensional mixture control (StraightDP, figure 6), through the real commands.
 
-    python -m benchmarks.mixture [--epsilons 0.1 0.3 1 3 10] [--seeds 3] [--json]
+    python -m benchmarks.mixture [--epsilons 0.1 0.3 1 3 10] [--seeds 3] [--train] [--json]
                                  [--picture PNG] [--work DIR]
 
 The private records are points of a known labelled mixture, four Gaussian modes a class, stored as
 images of two pixels. The commands of the tool release them by one Gaussian a class and by cells, at
 each epsilon and seed (a seed draws the records; noise is always fresh); `evaluate` is left out, for
-two pixels are no image. Figures are Wasserstein-2 distances in units of the square's side, exact
-between as many fresh true draws and samples of a class, root mean square over classes; the true
-draws have every mode equally often. Beside them: the ceiling (true draws against true draws) and
-the floor (the public points). Resumable: finished runs in the work folder are kept.
+two pixels are no image. `--train` adds what the paper compares: a class-conditional flow from the
+public points, under uniform DP-SGD with the whole budget, and distilled from the paper's release
+(shared covariance) before DP-SGD with the rest of it.
+
+Figures are Wasserstein-2 distances in units of the square's side, exact between as many fresh true
+draws and samples of a class, root mean square over classes; the true draws have every mode equally
+often. Beside them: the ceiling (true draws against true draws) and the floor (the public points).
+Resumable: finished runs in the work folder are kept.
 """
 
 import argparse
@@ -30,37 +34,73 @@ Points = NDArray[np.float64]
 CLASSES, MODES, WIDTH = 3, 4, 0.035
 RECORDS = 6000
 A_CLASS = 1200  # points of a class in a comparison
-KINDS = {"one Gaussian a class": "{}", "cells": "{cells: {template: false}}"}
-# A template needs images with room for strokes; two pixels have none.
-PLAN = """\
-version: 1
-name: {name}
-budget: {{epsilon: {epsilon}, delta: 1e-5}}
-private:
-  source: {{kind: npz, path: {work}/private-{seed}.npz}}
-  public: true
-  capacity: {records}
-  image: {{height: 1, width: 2}}
-  classes: ["0", "1", "2"]
-  held_out: {{by: source, source: {{kind: npz, path: {work}/held-out.npz}}}}
-public: [{{kind: npz, path: {work}/public.npz}}]
-representation: {{kind: pca, code: 2}}
-stages: {{moments: {moments}}}
-prior: {{steps: 1}}
-sampling: {{method: release, count: {count}}}
-"""
+KINDS: dict[str, dict[str, Any]] = {
+    "one Gaussian a class": {"stages": {"moments": {}}},
+    # A template needs images with room for strokes; two pixels have none.
+    "cells": {"stages": {"moments": {"cells": {"template": False}}}},
+}
+"""What each kind of plan has beside `base`."""
+_TRAIN = {
+    "rate": 0.05, "steps": 300, "chunk": 60, "multiplicity": 8, "buckets": 4,
+    "learning_rate": 3e-3, "ema": 0.98,
+}  # fmt: skip
+_FLOW = {
+    "velocity": {"kind": "mlp", "width": 48, "depth": 2},
+    "prior": {"steps": 1500},
+    "sampling": {"method": "flow", "guidance": 1.0, "count": A_CLASS * CLASSES},
+}
+TRAINED: dict[str, dict[str, Any]] = {
+    "uniform DP-SGD": {"stages": {"train": _TRAIN}, **_FLOW},
+    "moments + DP-SGD": {
+        "stages": {
+            "moments": {"weight": 0.2, "covariance": "shared", "sensitivity": "paper"},
+            "train": {"weight": 0.65, **_TRAIN},
+        },
+        "split": "epsilon",
+        "distillation": {"steps": 1500},
+        **_FLOW,
+    },
+}
+"""Kinds of `--train`: the rows of the paper's Figure 6."""
+
+
+def base(work: Path, name: str, epsilon: float, seed: int) -> dict[str, Any]:
+    """What all plans have in common; the flow is not drawn from unless a kind says so."""
+    return {
+        "version": 1,
+        "name": name,
+        "budget": {"epsilon": epsilon, "delta": 1e-5},
+        "private": {
+            "source": _archive(work, f"private-{seed}"),
+            "public": True,
+            "capacity": RECORDS,
+            "image": {"height": 1, "width": 2},
+            "classes": [str(y) for y in range(CLASSES)],
+            "held_out": {"by": "source", "source": _archive(work, "held-out")},
+        },
+        "public": [_archive(work, "public")],
+        "representation": {"kind": "pca", "code": 2},
+        "prior": {"steps": 1},
+        "sampling": {"method": "release", "count": A_CLASS * CLASSES},
+    }
+
+
+def _archive(work: Path, name: str) -> dict[str, str]:
+    return {"kind": "npz", "path": str(work / f"{name}.npz")}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0, 10.0])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--train", action="store_true", help="rows with DP-SGD, too (Figure 6)")
     parser.add_argument("--work", type=Path, default=Path("runs/mixture"))
     parser.add_argument("--picture", type=Path, help="default: mixture.png in the work folder")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     work = options.work.resolve()
-    found = measure(work, options.epsilons, options.seeds)
+    kinds = KINDS | (TRAINED if options.train else {})
+    found = measure(work, options.epsilons, options.seeds, kinds)
     picture = options.picture or work / "mixture.png"
     draw(found, work, picture)
     if options.json:
@@ -127,7 +167,9 @@ def distance(first: Points, second: Points) -> float:
     return float(np.sqrt(np.mean(squares)))
 
 
-def measure(work: Path, epsilons: Sequence[float], seeds: int) -> dict[str, Any]:
+def measure(
+    work: Path, epsilons: Sequence[float], seeds: int, kinds: dict[str, dict[str, Any]] = KINDS
+) -> dict[str, Any]:
     """Every kind of plan at every epsilon over the seeds; ceiling and floor beside."""
     work.mkdir(parents=True, exist_ok=True)
     save(work / "public.npz", public(RECORDS // CLASSES))
@@ -136,8 +178,8 @@ def measure(work: Path, epsilons: Sequence[float], seeds: int) -> dict[str, Any]
         save(work / f"private-{seed}.npz", truth(100 + seed, RECORDS // CLASSES))
     rows = [
         {"samples": kind, "epsilon": epsilon}
-        | summary([score(work, kind, epsilon, seed) for seed in range(seeds)])
-        for kind in KINDS
+        | summary([score(work, kind, epsilon, seed, changes) for seed in range(seeds)])
+        for kind, changes in kinds.items()
         for epsilon in epsilons
     ]
     fresh = [reference(seed) for seed in range(seeds)]
@@ -146,16 +188,12 @@ def measure(work: Path, epsilons: Sequence[float], seeds: int) -> dict[str, Any]
     return {"seeds": seeds, "rows": rows, "ceiling": summary(ceiling), "floor": summary(floor)}
 
 
-def score(work: Path, kind: str, epsilon: float, seed: int) -> float:
+def score(work: Path, kind: str, epsilon: float, seed: int, changes: dict[str, Any]) -> float:
     """W2 of one run's samples to fresh true draws; makes the run where it is not finished."""
     run = run_folder(work, kind, epsilon, seed)
     if not (run / "released/manifest.json").exists():
-        text = PLAN.format(
-            name=run.name, epsilon=epsilon, work=work, seed=seed, records=RECORDS,
-            moments=KINDS[kind], count=A_CLASS * CLASSES,
-        )  # fmt: skip
         plan = work / f"{run.name}.yaml"
-        plan.write_text(text)
+        plan.write_text(json.dumps(base(work, run.name, epsilon, seed) | changes, indent=1))
         make(plan, run, work)
     return distance(released(run), reference(seed))
 
@@ -168,8 +206,10 @@ def make(plan: Path, run: Path, work: Path) -> None:
     made = sorted(path.parent.parent for path in work.glob("*/public/calibration.json"))
     share_public(plan, next(iter(made), None), run)
     fresh = not (run / "transcript.jsonl").exists()  # what was copied is looked at again
-    for command in ("check", "pretrain", "release-moments", "sample", "replay"):
+    for command in ("check", "pretrain", "release-moments", "train", "sample", "replay"):
         step = status(RunDir(run)).step(command)
+        if step is None and command != "replay":
+            continue  # a stage that the plan does not have
         if fresh or step is None or not step.done:
             dpsynth(command, run)
 
@@ -194,17 +234,18 @@ def print_table(found: dict[str, Any]) -> None:
 
 
 def draw(found: dict[str, Any], work: Path, path: Path) -> None:
-    """Truth, samples of both kinds at the middle epsilon, and the sweep, as a PNG."""
+    """Truth, samples of every kind at the middle epsilon, and the sweep, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 3.8), layout="constrained")
+    kinds = list(dict.fromkeys(row["samples"] for row in found["rows"]))
+    figure = Figure(figsize=(3.8 * (2 + len(kinds)), 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2 + len(KINDS))
+    panels = figure.subplots(1, 2 + len(kinds))
     epsilons = sorted({row["epsilon"] for row in found["rows"]})
     middle = epsilons[len(epsilons) // 2]
     shown = {"truth": reference(0)} | {
-        f"{kind}, epsilon {middle:g}": released(run_folder(work, kind, middle, 0)) for kind in KINDS
+        f"{kind}, epsilon {middle:g}": released(run_folder(work, kind, middle, 0)) for kind in kinds
     }
     for axes, (title, points) in zip(panels, shown.items(), strict=False):
         for own in points:
@@ -217,7 +258,7 @@ def draw(found: dict[str, Any], work: Path, path: Path) -> None:
 
 def _sweep(axes: Any, found: dict[str, Any]) -> None:
     """W2 by epsilon, with bars of one standard deviation."""
-    for kind in KINDS:
+    for kind in dict.fromkeys(row["samples"] for row in found["rows"]):
         rows = [row for row in found["rows"] if row["samples"] == kind]
         x, y = [row["epsilon"] for row in rows], [row["mean"] for row in rows]
         axes.errorbar(x, y, [row["std"] or 0.0 for row in rows], marker="o", capsize=3, label=kind)

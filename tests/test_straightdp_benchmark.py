@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from dpsynth.models.seeding import generator
+from dpsynth.models.text import tokens
+from dpsynth.models.velocity import captions_of
 from dpsynth.planning.captions import Template
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.yaml_plan import load_plan
@@ -24,10 +27,10 @@ from dpsynth.public.within import uses_within
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # it is no part of the package
 
 from benchmarks import mixture
-from benchmarks.straightdp import composed, paper, report, rooms, rows, score, signal, tune
-from benchmarks.straightdp.__main__ import TABLES, parsed
+from benchmarks.straightdp import composed, paper, report, rooms, rows, signal, tune
+from benchmarks.straightdp.__main__ import TABLES
 from benchmarks.straightdp.figures import BY_START
-from benchmarks.straightdp.plans import DIGITS, TEMPLATE, Row, plan_of, run_name
+from benchmarks.straightdp.plans import DIGITS, TEMPLATE, plan_of, run_name
 from benchmarks.straightdp.runs import Runs
 from benchmarks.straightdp.sizes import FULL, SIZES
 
@@ -39,19 +42,34 @@ def plan(row, epsilon=1.0, size="compact"):
     return Plan.model_validate(plan_of(row, epsilon, Path("/work"), size=size))
 
 
-# Plans.
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_every_rows_plan_parses_under_a_name_of_its_own(size):
     names = [plan(row, epsilon, size).name for row in EVERY for epsilon in (0.3, 0.5, 1.0, 3.0)]
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_backbone_tells_the_captions_of_every_row_apart(size):
+    for row in EVERY:
+        own = plan(row, size=size)
+        text = own.velocity.text
+        found = tokens(captions_of(own), text.length, text.vocabulary)
+        assert len(found.unique(dim=0)) == own.private.conditions
+
+
 def test_plans_read_from_the_file_that_a_run_is_given(tmp_path):
     runs = Runs(tmp_path, "tiny")
     file = runs._planned("x", rows.LATENT[3], 0.3)
     assert load_plan(file).facts() == plan(rows.LATENT[3], 0.3, "tiny").facts()
+
+
+@pytest.mark.parametrize(("name", "row"), [("straightdp", "latent: planned + moments"),
+                                           ("pixel", "pixel: + low B0")])  # fmt: skip
+def test_the_shipped_plans_are_rows_of_the_tables(name, row):
+    shipped = load_plan(Path(__file__).parents[1] / f"plans/mnist-{name}.yaml").facts()
+    own = plan(rows.every_row()[row]).facts()
+    keys = ("stages", "velocity", "prior", "distillation", "representation", "split", "budget")
+    assert {key: shipped[key] for key in keys} == {key: own[key] for key in keys}
 
 
 def test_the_full_size_has_the_constants_of_table_9():
@@ -107,9 +125,6 @@ def test_every_table_has_three_runs_at_epsilon_1_and_one_elsewhere():
     assert len(rows.table("4", full=False, encoder="minilm")) > len(rows.table("4", full=False))
 
 
-# Rooms.
-
-
 def recipe(own):
     """What decides a public room, as `pretrain` itself has it."""
     facts, moments = own.facts(), own.stages.moments
@@ -133,14 +148,9 @@ def test_plans_share_a_room_only_where_pretrain_would_make_the_same(size):
 
 
 def test_a_room_is_shared_across_budgets_and_learning_rates():
-    row = rows.LATENT[3]
-    slow = Row(**{**row.__dict__, "name": "slow", "rate": 5e-5})
-    keys = {
-        rooms.key_of(plan_of(one, epsilon, Path("/work")))
-        for one in (row, slow)
-        for epsilon in (0.3, 3.0)
-    }
-    assert len(keys) == 1
+    slow = replace(rows.LATENT[3], name="slow", rate=5e-5)
+    plans = [plan_of(row, e, Path("/w")) for row in (rows.LATENT[3], slow) for e in (0.3, 3.0)]
+    assert len({rooms.key_of(one) for one in plans}) == 1
 
 
 def test_rows_of_one_base_have_public_images_and_codes_in_common():
@@ -167,9 +177,6 @@ def test_a_run_takes_a_room_over_with_or_without_its_prior(tmp_path):
     rooms.take(room, tmp_path / "b", prior=False)
     assert (tmp_path / "a/public/prior.safetensors").exists()
     assert [path.name for path in (tmp_path / "b/public").iterdir()] == ["calibration.json"]
-
-
-# Runs.
 
 
 class Told(Runs):
@@ -217,11 +224,6 @@ def test_runs_ask_for_their_own_room(tmp_path):
             assert Path(job["room"]).name == f"latent-{rooms.key_of(whole)[:12]}"
 
 
-def test_the_command_line_names_a_folder_for_each_size():
-    assert parsed(["--table", "1"]).work == Path("runs/straightdp")
-    assert parsed(["--table", "1", "--full"]).work == Path("runs/straightdp-full")
-
-
 # Composed digits.
 
 
@@ -259,9 +261,6 @@ def test_archives_are_whole_or_not_there(tmp_path, monkeypatch):
     with np.load(tmp_path / "composed/fashion-train.npz") as kept:
         assert str(kept["captions"][8]).split()[2] == "bag"
     assert not list(tmp_path.glob("*/*.part.npz"))
-
-
-# Tables.
 
 
 def test_the_paper_has_a_value_for_each_of_its_rows():
@@ -317,14 +316,6 @@ def test_tuning_picks_the_best_rate_of_each_kind():
         for rate in tune.RATES
     ]
     assert tune.best(made) == {"latent": {"uniform": 1e-3}, "pixel": {"moments": 3e-4}}
-
-
-def test_attributes_compare_with_what_was_asked(monkeypatch, tmp_path):
-    monkeypatch.setattr(score, "_attribute", lambda name, work: name)
-    monkeypatch.setattr(score, "predict", lambda net, images: np.zeros(4, np.int64))
-    asked = {"class": np.array([0, 0, 1, 2]), "stroke": np.zeros(4, np.int64)}
-    found = score.attributes(np.zeros((4, 28, 28, 1), np.uint8), asked, tmp_path)
-    assert found == {"class": 0.5, "stroke": 1.0}
 
 
 # The signal.

@@ -1,0 +1,1 @@
+"""The tables and figures of StraightDP, remade: `python -m benchmarks.straightdp --table 1`."""

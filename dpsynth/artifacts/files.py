@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsynth.artifacts.failpoints import reach
-from dpsynth.errors import DpsynthError, MissingError, UsageError
+from dpsynth.errors import DpsynthError, MissingError, UsageError, typed
 
 _BLOCK = 1 << 20
 _COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -50,6 +50,14 @@ def sha256_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def again(path: Path) -> str:
+    """The command that makes a file of a run's public room; empty for any other file."""
+    room = path.absolute().parent
+    inside = room.name == "public" and (room.parent / "plan.lock.json").is_file()
+    handed = room.parent.name == "released"
+    return typed("dpsynth", "pretrain", path.parent.parent) if inside and not handed else ""
+
+
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file, in hex. Raises MissingError when there is none."""
     digest = hashlib.sha256()
@@ -58,7 +66,9 @@ def sha256_file(path: Path) -> str:
             while block := file.read(_BLOCK):
                 digest.update(block)
     except FileNotFoundError:
-        raise MissingError(f"{path.name} is missing from {path.parent.name}/") from None
+        raise MissingError(
+            f"{path.name} is missing from {path.parent.name}/", hint=again(path)
+        ) from None
     return digest.hexdigest()
 
 
@@ -125,7 +135,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise MissingError(f"{path.name} is missing from {path.parent.name}/") from None
+        raise MissingError(
+            f"{path.name} is missing from {path.parent.name}/", hint=again(path)
+        ) from None
     except OSError as error:
         raise UsageError(f"cannot read {path.name}: {error.strerror}") from error
     except (ValueError, RecursionError):
@@ -133,7 +145,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(
             f"{path.name} in {path.parent.name}/ is damaged: expected a JSON object",
-            hint="run again the step that wrote it",
+            hint=again(path) or "run again the step that wrote it",
         )
     return value
 

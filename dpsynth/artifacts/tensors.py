@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsynth.artifacts.files import write_atomic
+from dpsynth.artifacts.files import again, write_atomic
 from dpsynth.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def load_tensors(path: Path) -> "tuple[Arrays, dict[str, str]]":
             "safetensors is not installed", hint="pip install -e '.[torch]'"
         ) from None
     if not path.is_file():
-        raise MissingError(f"{path.name} is missing from {path.parent.name}/")
+        raise MissingError(f"{path.name} is missing from {path.parent.name}/", hint=again(path))
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
@@ -63,7 +63,7 @@ def load_tensors(path: Path) -> "tuple[Arrays, dict[str, str]]":
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path.name} in {path.parent.name}/ is damaged: it is no safetensors file",
-            hint="run again the step that wrote it",
+            hint=again(path) or "run again the step that wrote it",
         ) from error
 
 

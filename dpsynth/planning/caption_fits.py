@@ -36,7 +36,9 @@ def require_captions(
         raise misfit(
             "features: slots needs private.captions of kind template",
             "stages.moments.captions.features",
-            hint="declare private.captions: {kind: template, ...}, or write `features: one-hot`",
+            hint="write `features: sentence`, with an encoder"
+            if isinstance(captions, FreeCaptions)
+            else "declare private.captions: {kind: template, ...}, or write `features: one-hot`",
         )
     if isinstance(captions, FreeCaptions):
         _require_free(release, velocity, drawn_for)
@@ -104,11 +106,17 @@ def _require_free(release: CaptionRelease | None, velocity: str, drawn_for: bool
             "private.captions",
             hint="write `captions: {features: sentence, encoder: minilm}` under stages.moments",
         )
-    if velocity != "mmdit" or not drawn_for:
+    if velocity != "mmdit":
         raise misfit(
             "captions of kind free need velocity.kind: mmdit and sampling.captions",
-            "sampling.captions",
             "velocity",
             "private.captions",
-            hint="sampling.captions: a public text file, one caption a line",
+            hint="write `velocity: {kind: mmdit}`: a model that reads captions",
+        )
+    if not drawn_for:
+        raise misfit(
+            "captions of kind free need velocity.kind: mmdit and sampling.captions",
+            "sampling",
+            "private.captions",
+            hint="write `captions: FILE` under `sampling:`, a public text file, one caption a line",
         )

@@ -205,8 +205,12 @@ def _place(problem: Any, root: yaml.Node) -> tuple[int, str]:
 def _locate(loc: Loc, root: yaml.Node, kind: str) -> tuple[int, str]:
     """Line (from 0) and dotted name of pydantic's location; union tags in it are skipped."""
     node, line, names = root, root.start_mark.line, list[str]()
+    tagged: yaml.Node | None = None
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
+        if not last and node is not tagged and _is_tag(node, part):
+            tagged = node  # a tag that is a key's name too: `kind: template`, `template: ...`
+            continue
         child = _child(node, part)
         if child is None:
             if last and kind == "missing":
@@ -216,6 +220,13 @@ def _locate(loc: Loc, root: yaml.Node, kind: str) -> tuple[int, str]:
         line = key.start_mark.line
         names.append(str(part))
     return line, ".".join(names)
+
+
+def _is_tag(node: yaml.Node, part: int | str) -> bool:
+    """Whether the section says `kind: PART` or `by: PART`."""
+    return isinstance(node, yaml.MappingNode) and any(
+        key.value in {"kind", "by"} and value.value == part for key, value in node.value
+    )
 
 
 def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:

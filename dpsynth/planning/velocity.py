@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from dpsynth.planning.section import PositiveFloat, PositiveInt, Section, later
+from dpsynth.planning.section import PositiveFloat, PositiveInt, Section, later, misfit
 
 _DUAL = ("heads", "patch", "clamp", "late", "decoupled", "spectral", "text")
 
@@ -47,7 +47,11 @@ class Velocity(Section):
         if self.kind != "mmdit":
             given = [key for key in _DUAL if getattr(self, key) != _default(key)]
             if given:
-                raise ValueError(f"{', '.join(given)}: keys of `kind: mmdit` alone")
+                raise misfit(
+                    f"{', '.join(given)}: only for `kind: mmdit`, and kind is {self.kind}",
+                    given[0],
+                    hint="write `kind: mmdit`, or leave these keys out",
+                )
         if self.heads is not None and self.width % self.heads:
             raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
         if self.late is not None and self.late > self.depth:

@@ -38,7 +38,7 @@ FeaturesOf = Callable[[UnitCodes], Array]
 class Space:
     """What one release is made in: lengths and radii of codes z and feature vectors f.
 
-    `constant`: whether the first feature is the constant one, sqrt(1/2) `feature_radius` long.
+    `constant`: whether the first feature is the constant one, `feature_radius` / sqrt(5) long.
     """
 
     dim: int

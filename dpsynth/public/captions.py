@@ -54,7 +54,7 @@ def sampling_captions(plan: Plan, path: Path) -> list[str]:
     for number, line in enumerate(lines, start=1):
         text = caption_text(line)
         if not text:
-            raise _no_list(path, f"has no caption in line {number}")
+            raise _no_list(path, f"has no caption of 1 to 1,000 characters in line {number}")
         if text in seen:
             raise _no_list(path, f"repeats line {seen[text]} in line {number}")
         seen[text] = number

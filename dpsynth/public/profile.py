@@ -124,5 +124,7 @@ def plot_shapes(
         axes.stairs(clips, profile.edges, color=line.get_color(), label=f"beta = {beta:g}",
                     linewidth=2, baseline=None)  # fmt: skip
     axes.set(xlabel="t", ylabel="clip / reference", title="public data", yscale="log")
-    axes.legend()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.legend(title="thin: before buckets")
     saved_figure(figure, path)

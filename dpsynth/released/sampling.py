@@ -139,7 +139,8 @@ def _shown(verified: VerifiedPlan, folder: Path, count: int, route: Route) -> di
     sheet = run.released / f"contact-sheet{route.suffix}.png"
     images, labels = read_samples(folder, plan.private.classes)
     rows = rows_by_class(images, labels, plan.private.classes)
-    contact_sheet(rows, sheet, title=f"{plan.name}: synthetic", stamp=stamps(verified.lock))
+    title = f"{plan.name}: synthetic" + route.suffix.replace("-", ", ", 1)
+    contact_sheet(rows, sheet, title=title, stamp=stamps(verified.lock))
     return {
         "samples": str(folder),
         "count": count,

@@ -14,7 +14,7 @@ from benchmarks.straightdp.plans import Row
 from benchmarks.straightdp.rows import Cell
 from benchmarks.straightdp.runs import Runs, Score
 
-RATES = (5e-5, 3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 KINDS = ("uniform", "moments")
 SPACES = ("latent", "pixel")
 EPSILON = 1.0

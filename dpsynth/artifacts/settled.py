@@ -144,6 +144,22 @@ def _rolled_back(what: str) -> BudgetError:
     )
 
 
+def require_calibration(run: RunDir) -> None:
+    """Refuse to work by another calibration than the one that the run's charges name.
+
+    Raises ReplayError: it changed after the first charge, so released values mean something else.
+    """
+    if not (run.transcript.is_file() and run.calibration.is_file()):
+        return
+    lines = parse_transcript(run.transcript.read_bytes()).lines
+    named = {line["calibration_hash"] for line in lines if line["kind"] == "charge"}
+    if named and sha256_file(run.calibration) not in named:
+        raise ReplayError(
+            "public/calibration.json is not the one that the charges name",
+            hint="restore it: released/public/ holds a copy once something was handed out",
+        )
+
+
 def require_settled(run: RunDir, names: Iterable[str]) -> None:
     """Files of `released/` are what the run's transcript settled, where it has a transcript.
 

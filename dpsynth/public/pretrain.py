@@ -94,8 +94,8 @@ class _Job:
         if self.run.transcript.exists():
             raise BudgetError(
                 f"{path.name} would change, but this run has spent with the calibration it has",
-                hint="put back the files of public/ that it spent with (released/public/ may hold a "
-                "copy); or start anew, with new budget: dpsynth plan PLAN --run runs/NEW",
+                hint="put back the files of public/ that it spent with (released/public/ may hold "
+                "a copy); or start anew, with new budget: dpsynth plan PLAN --run runs/NEW",
             )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.settled import require_calibration
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.autoencoder import ConvAutoencoder, as_bytes, build_autoencoder, pixels
@@ -204,6 +205,7 @@ def load_representation(run: RunDir, plan: Plan) -> Representation:
     Raises:
         MissingError: `dpsynth pretrain` has not finished.
         UsageError: the geometry is not the one that the calibration names.
+        ReplayError: the calibration is not the one that the run's charges name.
     """
     path, calibration = run.public / GEOMETRY, run.public / CALIBRATION
     if not path.exists() or not calibration.exists():
@@ -211,6 +213,7 @@ def load_representation(run: RunDir, plan: Plan) -> Representation:
             "the public representation is not there yet",
             hint=typed("dpsynth", "pretrain", run.root),
         )
+    require_calibration(run)
     facts = read_json(calibration)
     if sha256_file(path) != facts.get("geometry_sha256"):
         raise UsageError(

@@ -13,7 +13,7 @@ from dpsynth.artifacts.cross import load_cross
 from dpsynth.artifacts.files import canonical_json, sha256_bytes, sha256_file
 from dpsynth.artifacts.moments import ReleasedMoments, load_moments
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.settled import require_settled
+from dpsynth.artifacts.settled import require_calibration, require_settled
 from dpsynth.console import progress
 from dpsynth.errors import MissingError, UsageError
 from dpsynth.models.field import AnalyticField
@@ -135,6 +135,7 @@ def _estimated(run: RunDir, plan: Plan, settings: Moments) -> tuple[ClassMixture
             hint="dpsynth release-moments RUN",
         )
     require_settled(run, [path.name for path in files])
+    require_calibration(run)
     if settings.captions is not None:
         return _of_captions(run, plan, settings), sha256_file(files[0])
     moments = load_moments(files[0])

@@ -108,3 +108,9 @@ def test_the_plan_says_what_is_released_of_captions(planned):
     assert told == [
         "captions: moments of caption features of 3 numbers, codes of 4, released together"
     ]
+
+
+def test_a_slot_is_blamed_and_not_the_template_of_the_same_name_as_its_kind(planned):
+    with pytest.raises(DpsynthError, match=r"`private\.captions\.slots\.size`") as caught:
+        planned("captions: {features: slots}", SLOTTED.replace("[big, wee, odd]", "[]"))
+    assert caught.value.hint == "write `size: `, a list of at least one"

@@ -6,7 +6,7 @@ import torch
 
 from dpsynth.artifacts.files import read_json, write_json
 from dpsynth.artifacts.samples import PLAIN, read_samples, read_summary
-from dpsynth.errors import MissingError, UsageError
+from dpsynth.errors import MissingError, ReplayError, UsageError
 from dpsynth.models.finish import gradient_energy
 from dpsynth.planning.schema import Jitter
 from dpsynth.planning.steps import status
@@ -188,3 +188,11 @@ def test_a_calibration_without_a_gain_is_said_to_be(
             finish_of(augmenting.run, augmenting.plan, augmented=True)
     finally:
         calibration.write_bytes(whole)
+
+
+def test_a_calibration_that_changed_after_the_charge_is_refused(whole: VerifiedPlan) -> None:
+    facts = read_json(whole.run.calibration)
+    write_json(whole.run.calibration, facts | {"radius": facts["radius"] * 1.5})
+    for step in (lambda: sample(whole, 20, "release"), lambda: distill(whole)):
+        with pytest.raises(ReplayError, match="not the one that the charges name"):
+            step()

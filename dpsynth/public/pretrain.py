@@ -60,6 +60,7 @@ from dpsynth.public.representation import (
     save_geometry,
     standardised,
 )
+from dpsynth.public.restore import put_back
 from dpsynth.public.sharpening import source_gains
 from dpsynth.public.sources import PublicImages, read_public
 from dpsynth.public.spool import in_parts
@@ -108,6 +109,7 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
         DataError, MissingError: a public source cannot be read.
         BudgetError: the result would change after a charge.
     """
+    put_back(verified.run)
     job = _Job(verified.plan, verified.run, read_public(verified.plan))
     if (finished := _finished(job)) is not None:
         note("public room: all there already")

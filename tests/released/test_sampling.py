@@ -11,6 +11,7 @@ from dpsynth.models.finish import gradient_energy
 from dpsynth.planning.schema import Jitter
 from dpsynth.planning.steps import status
 from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.public.pretrain import pretrain
 from dpsynth.public.representation import load_representation
 from dpsynth.released import sampling as module
 from dpsynth.released.distill import distill
@@ -191,8 +192,21 @@ def test_a_calibration_without_a_gain_is_said_to_be(
 
 
 def test_a_calibration_that_changed_after_the_charge_is_refused(whole: VerifiedPlan) -> None:
+    kept = whole.run.calibration.read_bytes()
     facts = read_json(whole.run.calibration)
     write_json(whole.run.calibration, facts | {"radius": facts["radius"] * 1.5})
     for step in (lambda: sample(whole, 20, "release"), lambda: distill(whole)):
         with pytest.raises(ReplayError, match="not the one that the charges name"):
             step()
+    whole.run.calibration.write_bytes(kept)
+
+
+def test_public_files_that_were_damaged_come_back_from_the_hand_out(whole: VerifiedPlan) -> None:
+    sample(whole, 20, "release")
+    room = whole.run.public
+    before = {path.name: path.read_bytes() for path in room.iterdir()}
+    write_json(whole.run.calibration, {"radius": 1.0})
+    (room / "geometry.safetensors").unlink()
+    pretrain(whole)
+    assert {path.name: path.read_bytes() for path in room.iterdir()} == before
+    sample(whole, 21, "release")

@@ -228,6 +228,7 @@ def test_another_or_no_projection_is_refused(tmp_path):
     verified.run.transcript.write_text("{}\n")
     with pytest.raises(BudgetError, match="would change"):
         pretrain(verified)
+    verified.run.transcript.unlink()
     file.write_bytes(kept)
     assert load_release_space(verified.run, plan).dim == 4
     wider = small_plan("pca", path=path, stages={"moments": {"projection": 3}})

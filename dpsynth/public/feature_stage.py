@@ -1,17 +1,13 @@
 """The stage of `pretrain` that makes `features.safetensors`, from public captions alone."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.tensors import load_tensors
 from dpsynth.console import note, progress
-from dpsynth.errors import DpsynthError
 from dpsynth.models.sentence import encoder_folder, folder_sha256, load_encoder
 from dpsynth.planning.caption_rules import condition_captions
 from dpsynth.planning.captions import CaptionRelease, FreeCaptions
@@ -20,6 +16,7 @@ from dpsynth.planning.workload import has_constant
 from dpsynth.public import calibrate
 from dpsynth.public.captions import drawn_captions
 from dpsynth.public.features import FEATURES, HASH_KEY, fit_features, release_of, save_features
+from dpsynth.public.kept import is_named, made_by
 from dpsynth.public.sources import PublicImages
 
 FEATURE_PLOT = "features.png"
@@ -91,7 +88,7 @@ def features_stage(job: Job) -> None:
     if release is None:
         return
     recipe = features_recipe(job)
-    if _made_by(path, recipe):
+    if made_by(path, recipe):
         note("caption features: kept")
         return
     if path.exists():
@@ -103,13 +100,13 @@ def features_stage(job: Job) -> None:
         _plot(norms, features.clip, job.run.public / FEATURE_PLOT)
         bar.advance()
     sha256 = "" if encoder is None else encoder.sha256
-    with TemporaryDirectory() as folder:
-        # The very file that the calibration names may come back at any time, if it was lost.
-        made = Path(folder) / FEATURES
-        save_features(made, features, recipe, sha256)
-        if sha256_file(made) != _named(job.run):
-            job.stale(path)
-    save_features(path, features, recipe, sha256)
+
+    def save(target: Path) -> None:
+        save_features(target, features, recipe, sha256)
+
+    if not is_named(job.run, HASH_KEY, save):
+        job.stale(path)
+    save(path)
 
 
 def public_captions(plan: Plan, public: PublicImages) -> list[str]:
@@ -149,18 +146,3 @@ def _encoder_hash(release: CaptionRelease | None) -> str:
     if release is None or release.encoder is None:
         return ""
     return folder_sha256(encoder_folder(release.encoder))
-
-
-def _named(run: RunDir) -> object:
-    """The hash of the features that the run's calibration names, if there is one."""
-    try:
-        return read_json(run.calibration).get(HASH_KEY)
-    except DpsynthError:
-        return None
-
-
-def _made_by(path: Path, recipe: str) -> bool:
-    try:
-        return path.exists() and load_tensors(path)[1].get("recipe") == recipe
-    except DpsynthError:
-        return False  # damaged: made again

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from dpsynth.artifacts.files import (
     write_json,
 )
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.tensors import load_tensors
 from dpsynth.console import Bar, note, progress
 from dpsynth.errors import BudgetError, DpsynthError
 from dpsynth.models.velocity import captions_of, image_of, save_velocity
@@ -37,6 +35,7 @@ from dpsynth.public.copies import altered, augmented, codes_of, show
 from dpsynth.public.feature_stage import feature_files, features_recipe, features_stage
 from dpsynth.public.fit import autoencoder_steps, fit_autoencoder
 from dpsynth.public.geometry import PixelCodec, fit_pca
+from dpsynth.public.kept import is_named, made_by
 from dpsynth.public.measures import TAU_PLOT, features_of, measures, moments_of
 from dpsynth.public.perceptual import feature_loss
 from dpsynth.public.prior import fit_prior
@@ -69,6 +68,7 @@ from dpsynth.public.within import WITHIN, save_within, uses_within, within_covar
 
 PRIOR, SHEET = "prior.safetensors", "reconstructions.png"
 FORMAT = "dpsynth-calibration-1"
+_WITHIN_KEY = "within_sha256"
 # Part of every recipe: raise it when the same settings give another result.
 _VERSION = 1
 # Part of the recipes of plans that deform, that sharpen, that project, and that guide.
@@ -131,7 +131,7 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
 
 def _representation_stage(job: _Job) -> Representation:
     path, recipe = job.run.public / GEOMETRY, _geometry_recipe(job)
-    if _made_by(path, recipe):
+    if made_by(path, recipe):
         note("representation: kept")
         return load_geometry(path, job.plan)[0]
     job.stale(path)
@@ -171,7 +171,7 @@ def _projection_stage(job: _Job, wide: Tensor, geometry_hash: str) -> Projection
     if dim is None:
         return None
     recipe = _projection_recipe(job, geometry_hash)
-    if _made_by(path, recipe):
+    if made_by(path, recipe):
         note("projection: kept")
     else:
         job.stale(path)
@@ -182,7 +182,7 @@ def _projection_stage(job: _Job, wide: Tensor, geometry_hash: str) -> Projection
 def _prior_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) -> None:
     plan, path = job.plan, job.run.public / PRIOR
     recipe = _prior_recipe(job, geometry_hash)
-    if _made_by(path, recipe):
+    if made_by(path, recipe):
         note("prior: kept")
         return
     job.stale(path)
@@ -212,24 +212,17 @@ def _within_stage(job: _Job, codes: Tensor, labels: Tensor, geometry_hash: str) 
     if not uses_within(job.plan):
         return
     path, recipe = job.run.public / WITHIN, _within_recipe(job, geometry_hash)
-    if _made_by(path, recipe):
+    if made_by(path, recipe):
         note("spread of public codes: kept")
         return
     covariance = within_covariance(codes, labels)
-    if path.exists() or not _names(job, covariance, recipe):
+
+    def save(target: Path) -> None:
+        save_within(target, covariance, recipe)
+
+    if path.exists() or not is_named(job.run, _WITHIN_KEY, save):
         job.stale(path)
-    save_within(path, covariance, recipe)
-
-
-def _names(job: _Job, covariance: NDArray[np.float64], recipe: str) -> bool:
-    """Whether the calibration names this very file: then a lost one may come back at any time."""
-    try:
-        wanted = read_json(job.run.calibration).get("within_sha256")
-    except DpsynthError:
-        return False
-    with TemporaryDirectory() as folder:
-        save_within(Path(folder) / WITHIN, covariance, recipe)
-        return sha256_file(Path(folder) / WITHIN) == wanted
+    save(path)
 
 
 def _calibration_stage(
@@ -318,7 +311,7 @@ def _hashes(job: _Job) -> dict[str, str]:
     """What the calibration says of the files beside it."""
     names = {"geometry_sha256": GEOMETRY, "prior_sha256": PRIOR}
     if uses_within(job.plan):
-        names["within_sha256"] = WITHIN
+        names[_WITHIN_KEY] = WITHIN
     if projection_of(job.plan) is not None:
         names[HASH_KEY] = PROJECTION
     names |= feature_files(job.plan)
@@ -343,16 +336,9 @@ def _finished(job: _Job) -> dict[str, Any] | None:
     if basis:
         recipes[PROJECTION] = _projection_recipe(job, geometry_hash)
     recipes |= {name: features_recipe(job) for name in captions}
-    made = all(_made_by(room / name, recipe) for name, recipe in recipes.items())
+    made = all(made_by(room / name, recipe) for name, recipe in recipes.items())
     recipe = _calibration_recipe(job, *hashes.values())
     return _kept_calibration(room / CALIBRATION, recipe) if made else None
-
-
-def _made_by(path: Path, recipe: str) -> bool:
-    try:
-        return path.exists() and load_tensors(path)[1].get("recipe") == recipe
-    except DpsynthError:
-        return False  # damaged: made again
 
 
 def _kept_calibration(path: Path, recipe: str) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from dpsynth.artifacts.files import read_json, sha256_file, write_atomic
 from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.settled import charged_calibrations
 from dpsynth.artifacts.transcript import parse_transcript
 from dpsynth.console import note
 from dpsynth.errors import DpsynthError
@@ -17,10 +18,9 @@ def put_back(run: RunDir) -> None:
     if not run.transcript.is_file():
         return
     try:
-        lines = parse_transcript(run.transcript.read_bytes()).lines
+        named = charged_calibrations(parse_transcript(run.transcript.read_bytes()).lines)
     except DpsynthError:  # whoever spends or replays says so
         return
-    named = {line["calibration_hash"] for line in lines if line["kind"] == "charge"}
     _put_back(run, run.calibration.name, named)
     try:
         facts = read_json(run.calibration)

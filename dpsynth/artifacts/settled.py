@@ -144,6 +144,11 @@ def _rolled_back(what: str) -> BudgetError:
     )
 
 
+def charged_calibrations(lines: Iterable[Line]) -> set[str]:
+    """The SHA-256s of the calibration that charges name: one, unless something is wrong."""
+    return {str(line["calibration_hash"]) for line in lines if line["kind"] == "charge"}
+
+
 def require_calibration(run: RunDir) -> None:
     """Refuse to work by another calibration than the one that the run's charges name.
 
@@ -151,8 +156,7 @@ def require_calibration(run: RunDir) -> None:
     """
     if not (run.transcript.is_file() and run.calibration.is_file()):
         return
-    lines = parse_transcript(run.transcript.read_bytes()).lines
-    named = {line["calibration_hash"] for line in lines if line["kind"] == "charge"}
+    named = charged_calibrations(parse_transcript(run.transcript.read_bytes()).lines)
     if named and sha256_file(run.calibration) not in named:
         raise ReplayError(
             "public/calibration.json is not the one that the charges name",

@@ -12,7 +12,13 @@ from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.manifest import NAME as MANIFEST
 from dpsynth.artifacts.manifest import check_manifest
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
-from dpsynth.artifacts.settled import DERIVED, MODEL, made_files, settled_files
+from dpsynth.artifacts.settled import (
+    DERIVED,
+    MODEL,
+    charged_calibrations,
+    made_files,
+    settled_files,
+)
 from dpsynth.artifacts.transcript import Line, Transcript, read_transcript
 from dpsynth.errors import MissingError, ReplayError, UsageError
 from dpsynth.planning.candidates import is_allocated
@@ -213,7 +219,7 @@ def _refuse_unknown(handed: Path) -> None:
 
 def _check_calibration(folder: Path, transcript: Transcript) -> None:
     path = RunDir(folder).calibration
-    named = {str(line["calibration_hash"]) for line in transcript.lines if line["kind"] == "charge"}
+    named = charged_calibrations(transcript.lines)
     if not (path.is_file() and named):
         return
     if sha256_file(path) not in named:

@@ -15,7 +15,7 @@ from dpsynth.accounting.compose import EpsilonBounds, epsilon
 from dpsynth.accounting.statistics import PaperClassSums, PaperCrossMoments, PaperSecondMoment
 from dpsynth.artifacts.files import canonical_json
 from dpsynth.artifacts.lock import Lock, plan_hash
-from dpsynth.artifacts.settled import out_of_order
+from dpsynth.artifacts.settled import charged_calibrations, out_of_order
 from dpsynth.artifacts.transcript import Line
 from dpsynth.errors import DpsynthError, ReplayError, UsageError
 from dpsynth.planning.charges import Charge, Row, compose, gathered, read_charges, rows
@@ -311,8 +311,7 @@ def _follows_from_facts(lock: Lock) -> bool:
 
 def _same_sources(opened: Line, charges: Sequence[Line]) -> None:
     """One noise source and one calibration for all charges of a run."""
-    calibrations = {str(line["calibration_hash"]) for line in charges}
-    if len(calibrations) > 1:
+    if len(charged_calibrations(charges)) > 1:
         raise ReplayError("the public calibration changed between charges")
     if any(line["noise_source"] != opened["noise_source"] for line in charges):
         raise ReplayError("the noise source changed between charges")

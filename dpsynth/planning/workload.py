@@ -291,15 +291,15 @@ def coordinates(statistic: Statistic) -> int:
     match statistic:
         case ClassMoments(classes=classes, dim=dim, covariance=covariance):
             matrices = classes if covariance == "class" else 1
-            return classes * (1 + dim) + matrices * (dim * (dim + 1) // 2)
+            return classes * (1 + dim) + matrices * _triangle(dim)
         case CellSums(classes=classes, cells=cells, dim=dim):
             return classes * cells * (1 + dim)
         case CellMoments(classes=classes, cells=cells, dim=dim):
-            return classes * cells * (1 + dim + dim * (dim + 1) // 2)
+            return classes * cells * (1 + dim + _triangle(dim))
         case PaperClassSums(classes=classes, dim=dim):
             return classes * (1 + dim)
         case PaperSecondMoment(dim=dim):
-            return dim * (dim + 1) // 2
+            return _triangle(dim)
         case CrossMoments(features=features, dim=dim):
             return _triangle(features) + dim * features + _triangle(dim)
         case PaperCrossMoments(features=features, dim=dim):

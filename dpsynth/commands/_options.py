@@ -105,6 +105,14 @@ Workers = Annotated[
         help="Threads that decode pictures of folders and zips. Default: one for each core.",
     ),
 ]
+# File names of samples have seven digits; a slip of the finger must not fill a disk.
+MOST_SAMPLES = 10_000_000
+Count = Annotated[
+    int | None,
+    typer.Option(
+        "-n", "--count", min=1, max=MOST_SAMPLES, metavar="N", help="Images. Default: the plan's."
+    ),
+]
 PhysicalBatch = Annotated[
     int | None,
     typer.Option(

@@ -6,19 +6,13 @@ import typer
 
 from dpsynth.commands import _options as opt
 from dpsynth.commands._ranks import ranks_of, verified_on
-from dpsynth.commands.sample import MOST
 from dpsynth.console import result
 
 
 def guide(
     run: opt.Run,
     *,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--count", min=1, max=MOST, metavar="N", help="Images. Default: the plan's."
-        ),
-    ] = None,
+    count: opt.Count = None,
     start: Annotated[
         float | None,
         typer.Option(

@@ -8,18 +8,10 @@ from dpsynth.commands import _options as opt
 from dpsynth.commands._ranks import ranks_of, verified_on
 from dpsynth.console import result
 
-# File names of samples have seven digits; a slip of the finger must not fill a disk.
-MOST = 10_000_000
-
 
 def sample(
     run: opt.Run,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--count", min=1, max=MOST, metavar="N", help="Images. Default: the plan's."
-        ),
-    ] = None,
+    count: opt.Count = None,
     model: Annotated[
         str | None,
         typer.Option(

@@ -7,6 +7,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+# Of a plan: the private records of scikit-learn's digits.
+DIGITS = """\
+private:
+  source: {kind: digits}
+  public: true
+  capacity: 1800
+  image: {height: 8, width: 8}
+  classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+  held_out: {by: hash, fraction: 0.2}"""
 # Runs each command line of a JSON list; torch is loaded once for all of them.
 _DRIVER = """
 import contextlib, io, json, sys

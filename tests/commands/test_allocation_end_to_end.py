@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clikit import typed
+from clikit import DIGITS, typed
 
 PLAN = """\
 version: 1
 name: allocated
 budget: {epsilon: 8.0, delta: 1e-5}
-private:
-  source: {kind: digits}
-  public: true
-  capacity: 1800
-  image: {height: 8, width: 8}
-  classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-  held_out: {by: hash, fraction: 0.2}
+@DIGITS@
 public:
   - {kind: letters, count: 300}
 representation: {kind: pca, code: 12}
@@ -33,7 +27,7 @@ prior: {steps: 2, batch: 32}
 distillation: {steps: 2, batch: 32, cap: 0.6}
 sampling: {method: flow, count: 20, steps: 2}
 evaluation: {probe_epochs: 1, feature_epochs: 1}
-"""
+""".replace("@DIGITS@", DIGITS)
 BY_HAND = {
     "plan": "plan plan.yaml --run runs/hand --json",
     "early": "release-moments runs/hand",

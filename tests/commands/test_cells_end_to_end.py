@@ -12,7 +12,7 @@ from typing import Any
 
 import clikit
 import pytest
-from clikit import Typed
+from clikit import DIGITS, Typed
 
 from dpsynth.errors import ReplayError
 from dpsynth.planning.replay import replay
@@ -21,13 +21,7 @@ PLAN = """\
 version: 1
 name: celled
 budget: {epsilon: 8.0, delta: 1e-5}
-private:
-  source: {kind: digits}
-  public: true
-  capacity: 1800
-  image: {height: 8, width: 8}
-  classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-  held_out: {by: hash, fraction: 0.2}
+@DIGITS@
 public:
   - {kind: letters, count: 300}
 representation: {kind: pca, code: 12}
@@ -37,7 +31,7 @@ velocity: {width: 16, depth: 1}
 prior: {steps: 2, batch: 32}
 sampling: {method: release, count: 40, steps: 3, guidance: 1.5, sharpen: public, augment: {}}
 evaluation: {probe_epochs: 1, feature_epochs: 1}
-"""
+""".replace("@DIGITS@", DIGITS)
 FLOW = PLAN.replace("name: celled", "name: taught").replace("method: release", "method: flow")
 FLOW = FLOW.replace(", sharpen: public, augment: {}", "") + "distillation: {steps: 5, batch: 32}\n"
 ROUNDS = ("moments", "cells-lloyd-1", "cells")

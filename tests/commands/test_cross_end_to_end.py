@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from clikit import typed
+from clikit import DIGITS, typed
 from rankkit import Starter
 
 from dpsynth.artifacts.cross import load_cross
@@ -27,13 +27,7 @@ PLAN = """\
 version: 1
 name: captioned
 budget: {epsilon: 20.0, delta: 1e-5}
-private:
-  source: {kind: digits}
-  public: true
-  capacity: 1800
-  image: {height: 8, width: 8}
-  classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-  held_out: {by: hash, fraction: 0.2}
+@DIGITS@
 public:
   - {kind: letters, count: 200}
 representation: {kind: pca, code: 12}
@@ -43,7 +37,7 @@ velocity: {width: 16, depth: 1}
 prior: {steps: 2, batch: 32}
 sampling: {method: release, count: 40, steps: 3}
 evaluation: {probe_epochs: 1, feature_epochs: 1}
-"""
+""".replace("@DIGITS@", DIGITS)
 PAPER = PLAN.replace("name: captioned", "name: paper").replace(
     "{covariance: shared,", "{covariance: shared, sensitivity: paper, projection: 8,"
 )

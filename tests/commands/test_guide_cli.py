@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clikit import typed
+from clikit import DIGITS, typed
 
 PLAN = """\
 version: 1
 name: guided
 budget: {epsilon: 8.0, delta: 1e-5}
-private:
-  source: {kind: digits}
-  public: true
-  capacity: 1800
-  image: {height: 8, width: 8}
-  classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-  held_out: {by: hash, fraction: 0.2}
+@DIGITS@
 public: [{kind: letters, count: 200}]
 representation: {kind: pixels}
 stages:
@@ -28,7 +22,7 @@ stages:
 velocity: {width: 16, depth: 1}
 prior: {steps: 5, batch: 32}
 sampling: {method: guide, count: 40, steps: 3}
-"""
+""".replace("@DIGITS@", DIGITS)
 LINES = {
     "plan": "plan guided.yaml",
     "check": "check runs/guided",

@@ -257,7 +257,6 @@ def class_pass(run: Path) -> dict[str, float]:
     seconds = timed(lambda: out.append(class_sums(stream, slots, CLASSES)))
     second = (blocks_of(slots, representation.radius).second or ())[-1]
     noise = NoiseSource()
-    noise.discrete_gaussian(second.scale, 10)  # the library's own start
     one = out[0].seconds[0][np.triu_indices(SIDE * SIDE, k=1)]
     return {"seconds": seconds, "noise": CLASSES * timed(lambda: second.release(one, noise))}
 

@@ -136,7 +136,7 @@ class Block:
 
     def release(self, exact: NDArray[np.object_], noise: NoiseSource) -> NDArray[np.float64]:
         """Add noise to exact whole numbers (any shape, Python ints); real values, float64."""
-        drawn = noise.discrete_gaussian(self.scale, exact.size)
+        drawn = noise.discrete_gaussian(self.scale, exact.size).tolist()
         refine, flat = self.refine, exact.reshape(-1).tolist()
         # unit / 2^refine is a whole number of a power of two: one rounding, that of the product.
         mantissa, exponent = math.frexp(self.unit)

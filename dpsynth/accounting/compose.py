@@ -166,6 +166,11 @@ def _points(merged: Merged, grid: float) -> float:
 def pessimistic_at(merged: Merged, delta: float, grid: float) -> float:
     """Upper bound on epsilon by dp-accounting on one grid; the worse of both directions."""
     spare = delta - _rounding(merged, delta)
+    return float(composed_at(merged, grid).get_epsilon_for_delta(spare))
+
+
+def composed_at(merged: Merged, grid: float) -> pld.PrivacyLossDistribution:
+    """dp-accounting's pessimistic privacy loss distribution of all groups, on one grid."""
     parts = []
     if merged.gaussian is not None:
         parts.append(pld.from_gaussian_mechanism(
@@ -175,7 +180,7 @@ def pessimistic_at(merged: Merged, delta: float, grid: float) -> float:
             group.sigma, sampling_prob=group.rate, value_discretization_interval=grid
         )
         parts.append(one.self_compose(group.steps))
-    return float(_composed(parts).get_epsilon_for_delta(spare))
+    return _composed(parts)
 
 
 def optimistic_at(merged: Merged, delta: float, grid: float) -> float:

@@ -210,6 +210,31 @@ class PaperCrossMoments:
 
 
 @dataclass(frozen=True)
+class ConfusionMatrix:
+    """Answers of a fixed classifier by true and given class, and their number, together (V1).
+
+    One record of class y that the classifier takes for c adds `cell` to the cell (y, c), and
+    `total` to the number of all answers. Derivation: docs/maths/evaluation.md.
+
+    >>> sensitivity(ConfusionMatrix(0.8, 0.6, classes=10))
+    1.0
+    """
+
+    cell: float
+    total: float
+    classes: int
+
+    kind: ClassVar[str] = "confusion-matrix"
+
+    def __post_init__(self) -> None:
+        _coerce(self, cell=checks.positive, total=checks.positive, classes=checks.whole)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`, as JSON values."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True)
 class ClippedGradientSum:
     """The sum of one clipped gradient a record, each of L2 norm at most `clip` (A4).
 
@@ -278,6 +303,7 @@ Statistic = (
     | PaperSecondMoment
     | CrossMoments
     | PaperCrossMoments
+    | ConfusionMatrix
     | ClippedGradientSum
     | BucketedGradientSums
 )
@@ -292,6 +318,7 @@ _KINDS: dict[str, type[Statistic]] = {
         PaperSecondMoment,
         CrossMoments,
         PaperCrossMoments,
+        ConfusionMatrix,
         ClippedGradientSum,
         BucketedGradientSums,
     )
@@ -307,6 +334,8 @@ def sensitivity(statistic: Statistic) -> float:
             return math.hypot(statistic.count, statistic.sum)
         case CrossMoments():
             return math.hypot(statistic.caption, statistic.cross, statistic.second)
+        case ConfusionMatrix():
+            return math.hypot(statistic.cell, statistic.total)
         case PaperClassSums():
             return 2.0
         case PaperSecondMoment():

@@ -151,6 +151,11 @@ class Lock:
         """What charges must say of their randomness: "os-entropy" or "UNSAFE-seed"."""
         return "os-entropy" if self.unsafe_seed is None else "UNSAFE-seed"
 
+    @property
+    def last_stage(self) -> str:
+        """The stage that is charged last, in planned order: it closes the transcript."""
+        return self.slots[-1].stage if self.slots else ""
+
     def stage_slots(self, stage: str) -> tuple[Slot, ...]:
         """Slots of one stage, in planned order, spares last."""
         own = [slot for slot in self.slots if slot.stage == stage]

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpsynth.artifacts.files import read_json, sha256_file, write_atomic, write_json
+from dpsynth.artifacts.files import (
+    read_json,
+    sha256_bytes,
+    sha256_file,
+    write_atomic,
+    write_json,
+)
 from dpsynth.errors import DataError, DpsynthError, MissingError, UsageError
 
 FORMAT = "dpsynth-samples-1"
@@ -143,11 +149,16 @@ def write_samples(
 
 
 def read_samples(
-    folder: Path, classes: Sequence[str], shape: tuple[int, int, int] | None = None
+    folder: Path,
+    classes: Sequence[str],
+    shape: tuple[int, int, int] | None = None,
+    *,
+    most: int | None = None,
 ) -> tuple[Images, Labels]:
     """Read an image folder back: images uint8 (n, H, W, C) and labels (n,) into `classes`.
 
-    `shape` (H, W, C) is what every image must have; None takes the first image's.
+    `shape` (H, W, C) is what every image must have; None takes the first image's. `most`: only the
+    first so many images of each label are opened.
 
     Raises:
         MissingError: no `metadata.csv`: nothing was sampled, or sampling was cut short.
@@ -163,18 +174,22 @@ def read_samples(
     rows = _from_csv(path)
     if not rows:
         raise DataError(f"{path} lists no samples", hint="dpsynth sample RUN -n 10000")
-    images, labels = [], np.empty(len(rows), dtype=np.int64)
+    images, labels = [], []
+    seen = dict.fromkeys(index, 0)
     for i, row in enumerate(rows):
         if row["label"] not in index:
             raise DataError(
                 f"{path}, line {i + 2}: label {row['label']!r} is not declared in the plan",
                 hint=f"declared classes: {', '.join(classes)}",
             )
-        labels[i] = index[row["label"]]
+        seen[row["label"]] += 1
+        if most is not None and seen[row["label"]] > most:
+            continue
+        labels.append(index[row["label"]])
         image = _read_png(folder, row["file_name"], shape)
         shape = shape or (image.shape[0], image.shape[1], image.shape[2])
         images.append(image)
-    return np.stack(images), labels
+    return np.stack(images), np.array(labels, dtype=np.int64)
 
 
 def summary_path(folder: Path) -> Path:
@@ -192,6 +207,21 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         return None
     summary = read_json(path)
     return summary if summary.get("metadata_sha256") == sha256_file(metadata) else None
+
+
+def content_digest(folder: Path) -> str:
+    """SHA-256 of what a finished folder holds, from the SHA-256 of each of its files.
+
+    Of `HASH  NAME` lines, `metadata.csv` first and then the images in its order: whoever has the
+    hand-out's manifest can compute it again.
+
+    Raises MissingError or DataError where the folder is not whole.
+    """
+    path = folder / "metadata.csv"
+    lines = [f"{sha256_file(path)}  {path.name}\n"]
+    for row in _from_csv(path):
+        lines.append(f"{sha256_file(folder / row['file_name'])}  {row['file_name']}\n")
+    return sha256_bytes("".join(lines).encode())
 
 
 def discard_unfinished(folder: Path) -> None:

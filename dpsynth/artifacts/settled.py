@@ -37,6 +37,8 @@ def file_of(stage: str, mechanism: str) -> str:
     'cells-lloyd-1.safetensors'
     >>> file_of("moments", "cross-moments-second-spare-1")
     'cross-moments.safetensors'
+    >>> file_of("evaluation", "confusion-spare-1")
+    'confusion.safetensors'
     """
     if stage == "train":
         return MODEL
@@ -55,6 +57,7 @@ def made_files(released: Path) -> list[Path]:
             "moments*.safetensors",
             "cross-moments*.safetensors",
             "cells*.safetensors",
+            "confusion*.safetensors",
             MODEL,
         )
         for path in sorted(released.glob(pattern))
@@ -164,6 +167,11 @@ def require_calibration(run: RunDir) -> None:
         )
 
 
+def _maker(name: str) -> str:
+    """The command that makes a round's file."""
+    return "release-evaluation" if name.startswith("confusion") else "release-moments"
+
+
 def require_settled(run: RunDir, names: Iterable[str]) -> None:
     """Files of `released/` are what the run's transcript settled, where it has a transcript.
 
@@ -185,7 +193,7 @@ def require_settled(run: RunDir, names: Iterable[str]) -> None:
         if not digests:
             raise ReplayError(
                 f"{name} was never settled: a crash came between the file and its line",
-                hint=f"{typed('dpsynth', 'release-moments', run.root)} makes it anew, paid for by "
+                hint=f"{typed('dpsynth', _maker(name), run.root)} makes it anew, paid for by "
                 "its spare; dpsynth close RUN removes it",
             )
         if sha256_file(path) not in digests:

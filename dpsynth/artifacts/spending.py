@@ -153,7 +153,7 @@ class Spender:
         raise BudgetError(
             f"no slot of {name} is left: a crash forfeited {len(group)} of {len(group)}",
             hint="what was charged stays spent; plan a new run (the ledger adds both budgets), "
-            "with stages.moments.spares: 1 if crashes are likely",
+            f"with stages.{group[0].stage}.spares: 1 if crashes are likely",
         )
 
     def settled_digest(self, name: str) -> str | None:

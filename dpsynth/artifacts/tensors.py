@@ -79,12 +79,14 @@ def load_released(path: Path) -> "tuple[Arrays, dict[str, str]]":
     return arrays, metadata
 
 
-def load_release(path: Path, form: str) -> "tuple[Arrays, dict[str, str]]":
-    """Read what `release-moments` wrote in the format `form`. Raises UsageError for another one."""
+def load_release(
+    path: Path, form: str, by: str = "release-moments"
+) -> "tuple[Arrays, dict[str, str]]":
+    """Read what the command `by` wrote in the format `form`. Raises UsageError for another one."""
     arrays, metadata = load_released(path)
     if metadata.get("format") != form:
         raise UsageError(
             f"{path.name} has format {metadata.get('format')!r}, expected {form!r}",
-            hint="ask for the file that `dpsynth release-moments` wrote",
+            hint=f"ask for the file that `dpsynth {by}` wrote",
         )
     return arrays, metadata

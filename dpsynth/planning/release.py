@@ -1,4 +1,4 @@
-"""The moment release that a plan declares: blocks, cells, projection, captions."""
+"""The releases that a plan declares: of moments (blocks, cells, ...), and of the evaluation."""
 
 from typing import Annotated, Literal
 
@@ -68,3 +68,22 @@ class Moments(Section):
         if self.cells is not None and self.covariance != "class":
             raise ValueError("cells need covariance: class (each cell has a covariance of its own)")
         return self
+
+
+class MatrixBlocks(Section):
+    """Shares of the squared joint sensitivity: one cell of the matrix, the number of answers."""
+
+    cell: PositiveFloat = 0.8
+    total: PositiveFloat = 0.2
+
+
+class EvaluationRelease(Section):
+    """A confusion matrix of the held-out records, released with noise (docs/maths/evaluation.md).
+
+    The classifier is the first probe of `dpsynth evaluate` (with the plan's
+    `evaluation.probe_epochs`), trained on `released/samples` alone.
+    """
+
+    weight: PositiveFloat = 0.1
+    blocks: MatrixBlocks = MatrixBlocks()
+    spares: Annotated[int, Field(ge=0, le=3)] = 0

@@ -13,7 +13,7 @@ from dpsynth.planning.caption_fits import require_captions
 from dpsynth.planning.captions import Captions, Template
 from dpsynth.planning.facts import with_paths, without_paths
 from dpsynth.planning.optimizer import Adam, Optimizer, Schedule
-from dpsynth.planning.release import Moments
+from dpsynth.planning.release import EvaluationRelease, Moments
 from dpsynth.planning.section import (
     Fraction,
     PathField,
@@ -25,7 +25,7 @@ from dpsynth.planning.section import (
     misfit,
 )
 from dpsynth.planning.source_kinds import Source
-from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_units
+from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_named, require_units
 from dpsynth.planning.velocity import Velocity
 
 
@@ -213,6 +213,7 @@ class Stages(Section):
 
     moments: Moments | None = None
     train: Train | None = None
+    evaluation: EvaluationRelease | None = later(None)
 
     @model_validator(mode="after")
     def _some_stage(self) -> "Stages":
@@ -377,6 +378,8 @@ class Plan(Section):
         if self.budget.column is not None:
             sensitivity = moments.sensitivity if moments else None
             require_units(self.budget.column, self.private.source, sensitivity)
+            if self.stages.evaluation is not None:
+                require_named(self.private.held_out.by)
         return self
 
     def facts(self) -> dict[str, Any]:

@@ -49,6 +49,8 @@ stages:
   #   rate: 0.02
   #   steps: 500
   #   optimizer: {kind: adam}   # or sgd, adamw; schedules too: docs/training.md
+  # evaluation: {weight: 0.1}   # releases the accuracy on held-out records, with noise, after
+  #                             sampling: `dpsynth release-evaluation`
 
 # distillation: {steps: 3000}   # teach the public flow the released moments
 

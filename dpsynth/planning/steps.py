@@ -10,6 +10,7 @@ from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_summary
+from dpsynth.artifacts.settled import MODEL
 from dpsynth.artifacts.spending import SpendState, read_state
 from dpsynth.errors import DpsynthError, UsageError, typed
 from dpsynth.planning.candidates import is_allocated
@@ -110,12 +111,19 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
         done = (run.released / "distilled.safetensors").is_file()
         yield Step("distil", "train", done)
     if facts["stages"]["train"] is not None:
-        yield Step("train", "train", state.closed)  # training ends by closing the transcript
-    elif spent_any and not state.closed:
+        yield Step("train", "train", state.closed or _trained(run, lock, state))
+    elif spent_any and not state.closed and lock.last_stage == "moments":
         yield Step("close", "close", False)  # a crash came between the release and its close
     folders = _sample_folders(run, facts)
     sampled = all(read_summary(folder) is not None for folder in folders.values())
     yield Step("sample", "sample", sampled)
+    if lock.last_stage == "evaluation":
+        over = state.closed or _over(lock, state, "evaluation")
+        released = _released(lock, state, "evaluation")
+        if released or not over:  # one that a crash forfeited, or a close gave up, is no step
+            yield Step("release-evaluation", "release-evaluation", released)
+        if over and not state.closed:
+            yield Step("close", "close", False)  # a crash forfeited the release, or its close
     yield Step("evaluate", "evaluate", sampled and _evaluated(run, folders))
 
 
@@ -135,10 +143,26 @@ def _passed(report: Path) -> bool:
         return False
 
 
-def _released(lock: Lock, state: SpendState) -> bool:
-    """Whether every release of the moments stage is settled: each of its rounds."""
-    groups = lock.releases("moments").values()
+def _released(lock: Lock, state: SpendState, stage: str = "moments") -> bool:
+    """Whether every release of the stage is settled: each of its rounds."""
+    groups = lock.releases(stage).values()
     return all(any(slot.id in state.settled for slot in group) for group in groups)
+
+
+def _trained(run: RunDir, lock: Lock, state: SpendState) -> bool:
+    """Whether training that does not close the transcript is over: its model is there."""
+    slots = lock.stage_slots("train")
+    over = all(slot.id in state.charged for slot in slots) and lock.last_stage != "train"
+    return over and (run.released / MODEL).is_file()
+
+
+def _over(lock: Lock, state: SpendState, stage: str) -> bool:
+    """Whether nothing is left to do in a stage: each release settled, or out of slots."""
+    return all(
+        any(slot.id in state.settled for slot in group)
+        or all(slot.id in state.charged for slot in group)
+        for group in lock.releases(stage).values()
+    )
 
 
 def _sample_folders(run: RunDir, facts: dict[str, Any]) -> dict[str, Path]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpsynth.accounting.statistics import (
     CellMoments,
+    ConfusionMatrix,
     CrossMoments,
     PaperCrossMoments,
     sensitivity,
@@ -124,6 +125,13 @@ def _footnotes(lock: Lock, where: str) -> Iterator[str]:
         if isinstance(slot.statistic, CrossMoments | PaperCrossMoments) and not slot.spare:
             lengths = f"{slot.statistic.features} numbers, codes of {slot.statistic.dim}"
             yield f"captions: moments of caption features of {lengths}, released together"
+        if isinstance(slot.statistic, ConfusionMatrix) and not slot.spare:
+            matrix, std = slot.statistic, slot.noise_std
+            cell, total = f"{std / matrix.cell:.3g}", f"{std / matrix.total:.3g}"
+            yield (
+                f"evaluation: {matrix.classes} x {matrix.classes} cells, each +- {cell} held-out "
+                f"records of noise, their number +- {total}"
+            )
     yield (
         f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "
         f"{budget['adjacency']}, unit: {unit_words(budget['unit'])}"

@@ -90,6 +90,21 @@ def _require_whose(unit: UnitColumn, source: FolderSource | NpzSource) -> None:
         )
 
 
+def require_named(held_out: str) -> None:
+    """Raise ValueError where held-out records are measured by a release, and name no unit.
+
+    Those of a source of their own are read one by one: of one unit any number would count.
+    """
+    if held_out != "hash":
+        raise misfit(
+            "stages.evaluation bounds what a whole unit adds, and held-out records of a source of "
+            "their own name no unit",
+            "private.held_out",
+            "stages.evaluation",
+            hint="write `held_out: {by: hash, fraction: 0.1}`, or leave stages.evaluation out",
+        )
+
+
 def unit_words(value: object) -> str:
     """The unit that a lock or a transcript names, for people.
 

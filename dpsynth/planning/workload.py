@@ -16,6 +16,7 @@ from dpsynth.accounting.statistics import (
     CellSums,
     ClassMoments,
     ClippedGradientSum,
+    ConfusionMatrix,
     CrossMoments,
     PaperClassSums,
     PaperCrossMoments,
@@ -27,13 +28,15 @@ from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.errors import PlanError
 from dpsynth.planning.allocation import held_clips
 from dpsynth.planning.captions import CaptionRelease, Template
-from dpsynth.planning.release import Blocks, Cells, Moments
+from dpsynth.planning.release import Blocks, Cells, EvaluationRelease, Moments
 from dpsynth.planning.rounds import FIRST, LAST, Rounds, rounds_of
 from dpsynth.planning.schema import Plan, Train
 
 GRID_SCALE = 2.0**30
 CROSS = "cross-moments"
 """Name of a caption release, and the start of each name where it is several."""
+CONFUSION = "confusion"
+"""Name of the evaluation stage's one release."""
 MAX_SLOTS = 100_000
 
 
@@ -42,8 +45,9 @@ def active_weights(plan: Plan) -> dict[str, float]:
 
     The paper's 0.2 and 0.65 become 0.235 and 0.765 (StraightDP, Table 9).
     """
-    stages = {"moments": plan.stages.moments, "train": plan.stages.train}
-    given = {name: stage.weight for name, stage in stages.items() if stage is not None}
+    stages = plan.stages
+    declared = {"moments": stages.moments, "train": stages.train, "evaluation": stages.evaluation}
+    given = {name: stage.weight for name, stage in declared.items() if stage is not None}
     largest = max(given.values())  # first, so that huge weights do not overflow
     total = sum(weight / largest for weight in given.values())
     return {name: weight / largest / total for name, weight in given.items()}
@@ -153,7 +157,11 @@ def slots(
 
     `clips`: of the time buckets, for plans with an allocation; the uniform one where None.
     """
-    made = [*_moment_slots(plan, multipliers), *_train_slots(plan, multipliers, clips)]
+    made = [
+        *_moment_slots(plan, multipliers),
+        *_train_slots(plan, multipliers, clips),
+        *_evaluation_slots(plan, multipliers),
+    ]
     return tuple(
         Slot(id=number, stage=stage, name=name, statistic=statistic,
              noise_std=noise_std(statistic, multipliers[stage], share),
@@ -188,6 +196,23 @@ def _train_slots(
         statistic = BucketedGradientSums(clips=clips or (train.clip,) * train.buckets)
     for number, steps in enumerate(chunks(train), start=1):
         yield "train", f"train-{number:04d}", statistic, 1.0, train.rate, steps, False
+
+
+def matrix_statistic(plan: Plan, evaluation: EvaluationRelease) -> ConfusionMatrix:
+    """What the evaluation stage releases: its weights by the declared shares (V1)."""
+    a, b = _roots(evaluation.blocks.cell, evaluation.blocks.total)
+    return ConfusionMatrix(cell=a, total=b, classes=len(plan.private.classes))
+
+
+def _evaluation_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
+    """The confusion matrix and its spares: the last slots of all, for it needs the samples."""
+    evaluation = plan.stages.evaluation
+    if evaluation is None or "evaluation" not in multipliers:
+        return
+    statistic = matrix_statistic(plan, evaluation)
+    yield "evaluation", CONFUSION, statistic, 1.0, None, None, False
+    for number in range(1, evaluation.spares + 1):
+        yield "evaluation", f"{CONFUSION}-spare-{number}", statistic, 1.0, None, None, True
 
 
 def chunks(train: Train) -> list[int]:
@@ -265,15 +290,18 @@ def follows(lock: Lock, plan: Plan) -> bool:
 
 
 def delta_slack(plan: Plan) -> float:
-    """Share of delta that pays for the discrete noise of every moment slot, spares included.
+    """Share of delta that pays for the discrete noise of every released slot, spares included.
 
     The releases draw on integer grids of scale 2^30 or finer (accounting, equation A8).
     """
-    moments = plan.stages.moments
-    if moments is None:
-        return 0.0
-    statistics = [statistic for _, statistic, _ in moment_statistics(plan, moments)]
-    return slack_of(statistics * (1 + moments.spares), plan.budget.epsilon)
+    moments, evaluation = plan.stages.moments, plan.stages.evaluation
+    statistics: list[Statistic] = []
+    if moments is not None:
+        found = [statistic for _, statistic, _ in moment_statistics(plan, moments)]
+        statistics += found * (1 + moments.spares)
+    if evaluation is not None:
+        statistics += [matrix_statistic(plan, evaluation)] * (1 + evaluation.spares)
+    return slack_of(statistics, plan.budget.epsilon)
 
 
 def slack_of(statistics: Iterable[Statistic], epsilon: float) -> float:
@@ -304,6 +332,8 @@ def coordinates(statistic: Statistic) -> int:
             return _triangle(features) + dim * features + _triangle(dim)
         case PaperCrossMoments(features=features, dim=dim):
             return _triangle(features) + dim * features
+        case ConfusionMatrix(classes=classes):
+            return classes * classes + 1
         case ClippedGradientSum() | BucketedGradientSums():
             return 0  # its noise is continuous
 

@@ -4,7 +4,7 @@ Each step is one Poisson-subsampled Gaussian mechanism: coins at the declared ra
 sum, noise once, divisor the declared q N. See docs/maths/dpsgd.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ from dpsynth.errors import BudgetError, MissingError, PlanError
 from dpsynth.models.velocity import describe, load_for, save_velocity, train_last
 from dpsynth.planning.schema import Train
 from dpsynth.planning.verify import VerifiedPlan, require_allocated
-from dpsynth.private.encoding import private_stream
+from dpsynth.private.encoding import UnitCodes, private_stream
 from dpsynth.private.engine import DEFAULT, GRID, EngineSettings, PerExampleClipper
 from dpsynth.private.lattice import CODE_MAX
 from dpsynth.private.optimisers import gradient_noise
@@ -37,7 +37,9 @@ from dpsynth.vault.checked import require_checked
 def train(
     verified: VerifiedPlan, ranks: Ranks = ALONE, engine: EngineSettings = DEFAULT
 ) -> dict[str, Any]:
-    """Spend the plan's free training slots; write `released/model.safetensors`; close.
+    """Spend the plan's free training slots; write `released/model.safetensors`.
+
+    Closes the transcript where no other stage comes after.
 
     Starts from the distilled model if the plan distils, else from the public prior, and resumes
     after the last settled chunk; a chunk that a crash forfeited is skipped and stays spent.
@@ -73,7 +75,8 @@ def train(
         state, low = training.state, training.work.low
         averaged = state.averaged()
         save_velocity(averaged, run.released / MODEL, plan.velocity, room="released", low=repr(low))
-        spender.close()
+        if verified.lock.last_stage == "train":
+            spender.close()
     return {"released": MODEL, "steps": state.step, "from_time": low}
 
 
@@ -234,10 +237,15 @@ def load_codes(
     verified: VerifiedPlan, representation: Representation, ranks: Ranks = ALONE
 ) -> PrivateCodes:
     """The private codes of a shard on the clip's grid, in memory. Call after a charge."""
+    return codes_in(private_stream(verified, representation, ranks), representation)
+
+
+def codes_in(chunks: Iterable[UnitCodes], representation: Representation) -> PrivateCodes:
+    """The codes of these chunks on the clip's grid, as training takes them."""
     step = representation.radius / CODE_MAX
     codes, labels, sizes = [], [], []
     captions: tuple[str, ...] | None = None
-    for chunk in private_stream(verified, representation, ranks):
+    for chunk in chunks:
         codes.append(torch.from_numpy(chunk.codes * step).float())
         labels.append(torch.from_numpy(chunk.labels))
         if chunk.sizes is not None:

@@ -74,7 +74,7 @@ def release_moments(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, A
     captioned = load_captioned(run, verified.plan, representation, ranks)
     # The estimate will need it: refused here, before the budget is spent, and not after.
     load_within(run, verified.plan)
-    alone = verified.plan.stages.train is None
+    alone = lock.last_stage == "moments"
     with spending(
         run, lock, calibration_hash=calibration_hash(run), noise_source=verified.noise_source
     ) as spender:

@@ -15,6 +15,7 @@ from dpsynth.accounting.statistics import (
     CellMoments,
     CellSums,
     ClassMoments,
+    ConfusionMatrix,
     CrossMoments,
     Statistic,
 )
@@ -56,7 +57,7 @@ class Weights:
 
 
 def weights_of(statistic: Statistic) -> Weights | CrossWeights:
-    """The weights of a moment release of joint sensitivity.
+    """The weights of a release of joint sensitivity.
 
     Raises:
         PlanError: another statistic: units of several images cannot be released by it.
@@ -70,6 +71,8 @@ def weights_of(statistic: Statistic) -> Weights | CrossWeights:
             return Weights(a, b, 0.0)
         case CrossMoments(caption=a, cross=b, second=c, dim=dim):
             return CrossWeights(a, b, c, dim)
+        case ConfusionMatrix(cell=a, total=b):
+            return Weights(a, 0.0, b, shared=True)  # answers as codes of length one (V3)
     raise PlanError(
         f"{statistic.kind} bounds one record alone, and the plan's unit has several",
         hint="declare sensitivity: tight, or budget.unit: record",

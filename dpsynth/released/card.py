@@ -28,6 +28,9 @@ FILES = {
         for number in range(1, MOST_LLOYD + 1)
     },
     "cells.safetensors": "noisy counts, sums and second moments by cell inside each class",
+    "confusion.safetensors": "noisy confusion matrix of a probe on held-out private records",
+    "evaluation.json": "accuracy, and recall and precision by class, from that matrix",
+    "confusion.png": "that matrix as a picture",
     "mixture.safetensors": "Gaussian mixture of each class, estimated from those moments",
     "distilled.safetensors": "velocity model taught from those moments and public data",
     "model.safetensors": "velocity model after DP-SGD on the private records",
@@ -36,6 +39,8 @@ FILES = {
     "public/projection.safetensors": "public basis in which the moments were released",
     "public/features.safetensors": "public features of captions: centre, clip radius",
     "public/calibration.json": "public calibrations: clip radii, tau, start of guidance",
+    "evaluation-public.json": "measures of the samples against a public reference",
+    "evaluation-public.png": "samples beside images of that public reference",
     "contact-sheet.png": "synthetic images of every class",
     "contact-sheet-plain.png": "the same without augmentation",
 }
@@ -61,17 +66,20 @@ def build_card(
     transcript: Transcript,
     samples: dict[str, dict[str, Any]],
     files: Sequence[str] = (),
+    evaluation: dict[str, Any] | None = None,
 ) -> str:
     """The card's text.
 
     `samples`: summaries of the finished sample folders, by folder name; `files`: what else lies in
-    the hand-out folder.
+    the hand-out folder; `evaluation`: its `evaluation.json`, where an evaluation was charged, and
+    `of_samples`, the folder that it is of (None for one that was drawn anew since).
     """
     parts = [
         f"# {lock.facts['name']}: synthetic images under differential privacy",
         *(f"> **{text}**" for key, text in stamps(lock).items() if key != "dpsynth"),
         _guarantee(lock, transcript),
         _spending(lock, transcript),
+        *([] if evaluation is None else [_evaluated(lock, evaluation)]),
         _adversary(lock),
         _outside(lock),
         _noise(lock),
@@ -206,6 +214,50 @@ def _is_closed(transcript: Transcript) -> bool:
     return any(line["kind"] == "close" for line in transcript.lines)
 
 
+def _evaluated(lock: Lock, found: dict[str, Any]) -> str:
+    """The released scores, each with its error."""
+    rows = ["| class | recall | precision |", "| --- | --- | --- |"]
+    rows += [
+        f"| {one['class']} | {in_words(one['recall'])} | {in_words(one['precision'])} |"
+        for one in found["per_class"]
+    ]
+    folder = found.get("of_samples")
+    of = f"`{folder}/`" if folder else "samples that were drawn anew since, **not those in here**"
+    records = found["records"]
+    return _section(
+        "Charged evaluation",
+        f"A classifier trained on {of} alone ({found['samples']['count']:,} images), asked about "
+        f"held-out private records: accuracy **{in_words(found['accuracy'])}**. The matrix that "
+        "this follows from carries noise and is among the charges above: using these figures "
+        "costs nothing more. Held-out records, by that matrix: "
+        f"{records['value']:.0f} +- {records['error']:.0f}. After +- stands one standard error, of "
+        f"noise and of sampling together; intervals at {found['level']:.0%} and the matrix are in "
+        "`evaluation.json`." + _independent(lock) + "\n\n" + "\n".join(rows),
+    )
+
+
+def _independent(lock: Lock) -> str:
+    if lock.budget["unit"] == RECORD:
+        return ""
+    return (
+        " Sampling errors take images for independent; those of one unit are not, so that they are "
+        "larger. A unit of several images counts by a share of each."
+    )
+
+
+def in_words(given: dict[str, Any]) -> str:
+    """A score of `evaluation.json` for people.
+
+    >>> in_words({"value": 0.812, "error": 0.031, "low": 0.75, "high": 0.87})
+    '0.812 +- 0.031'
+    >>> in_words({"value": None, "error": None, "low": 0.2, "high": 1.0})
+    'unknown (0.200 to 1.000)'
+    """
+    if given["value"] is None:
+        return f"unknown ({given['low']:.3f} to {given['high']:.3f})"
+    return f"{given['value']:.3f} +- {given['error']:.3f}"
+
+
 def _adversary(lock: Lock) -> str:
     return _section(
         "What the adversary sees",
@@ -246,6 +298,8 @@ def _noise(lock: Lock) -> str:
             "The moments carry discrete Gaussian noise on a grid; its distance to the continuous "
             f"Gaussian is bounded and paid for by {lock.delta_slack:.1e} of delta."
         )
+    if "evaluation" in stages:
+        lines.append("So does the confusion matrix of the evaluation.")
     if "train" in stages:
         lines.append(
             "DP-SGD's noise is a float64 Gaussian, and noisy sums are rounded to a declared grid; "

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from dpsynth.artifacts.files import write_atomic
-from dpsynth.artifacts.lock import read_lock
+from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.manifest import write_manifest
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
-from dpsynth.artifacts.samples import read_summary
+from dpsynth.artifacts.samples import content_digest, read_summary
 from dpsynth.artifacts.settled import made_files, require_grown, require_settled
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
 from dpsynth.released.card import FILES, build_card, spent
+from dpsynth.released.card_page import NAME as CARD_PAGE
+from dpsynth.released.card_page import build_card_page
+from dpsynth.released.scores import refresh_scores
 
 PUBLIC_FILES = (
     "geometry.safetensors",
@@ -47,9 +50,11 @@ def hand_out(run: RunDir) -> dict[str, Any]:
     for name in PUBLIC_FILES:
         if (run.public / name).exists():
             _put(folder / "public" / name, (run.public / name).read_bytes())
+    evaluation = _evaluation(run, lock)
     files = [name for name in FILES if (folder / name).exists()]
-    card = build_card(lock, transcript, _samples(folder), files)
-    _put(folder / "card.md", card.encode())
+    told = (lock, transcript, _samples(folder), files, evaluation)
+    _put(folder / "card.md", build_card(*told).encode())
+    _put(folder / CARD_PAGE, build_card_page(*told, folder=folder).encode())
     epsilon = spent(lock, transcript)
     write_manifest(folder, epsilon=epsilon)
     return {"released": str(folder), "epsilon": epsilon, "head": transcript.head}
@@ -58,6 +63,16 @@ def hand_out(run: RunDir) -> dict[str, Any]:
 def _put(path: Path, data: bytes) -> None:
     if not path.exists() or path.read_bytes() != data:
         write_atomic(path, data)
+
+
+def _evaluation(run: RunDir, lock: Lock) -> dict[str, Any] | None:
+    """The scores of a charged evaluation, and which samples here they are of."""
+    found, folder = refresh_scores(run, lock), run.released / "samples"
+    if found is None:
+        return None
+    whole = read_summary(folder) is not None
+    same = whole and content_digest(folder) == found["samples"]["sha256"]
+    return {**found, "of_samples": folder.name if same else None}
 
 
 def _samples(folder: Path) -> dict[str, dict[str, Any]]:

@@ -45,7 +45,7 @@ def test_a_transcript_that_lost_lines_is_not_handed_out(tiny: VerifiedPlan) -> N
 
 def test_replay_knows_every_array_of_a_hand_out() -> None:
     arrays = {name for name in FILES if name.endswith(".safetensors")}
-    made = ("moments", "cross-moments", "cells", "model")
+    made = ("moments", "cross-moments", "cells", "confusion", "model")
     rounds = {name for name in arrays if name.startswith(made)}
     assert arrays - rounds == set(DERIVED)
 

@@ -20,9 +20,10 @@ private:
 _DRIVER = """
 import contextlib, io, json, sys
 from pathlib import Path
+import dpsynth.assess.domain as domain
 import dpsynth.models.lenet as lenet
 from dpsynth.cli import main
-lenet.LEAST_STEPS = 2  # what probes learn is not asked here
+lenet.LEAST_STEPS = domain.STEPS = 2  # what probes learn is not asked here
 watched, report, lines = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 
 def files():

@@ -1,9 +1,10 @@
 """Samples against held-out real records in one feature space, beside a ceiling and a floor.
 
-The same three measures are taken with real training records (ceiling) and with the plan's public
-images (floor) in the samples' place; those figures are kept, keyed by content.
+The same measures are taken with real training records (ceiling) and with public images (floor) in
+the samples' place; those figures are kept, keyed by content, where there is a place to keep them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,19 @@ import torch
 from numpy.typing import NDArray
 
 from dpsynth.artifacts.files import read_json, sha256_bytes
+from dpsynth.assess.attributes import Captioned
+from dpsynth.assess.bootstrap import Interval, frechet_interval, per_class_frechet_interval
+from dpsynth.assess.counts import refusal, shortage
+from dpsynth.assess.density import K_DENSITY, Measured, neighbourhood
+from dpsynth.assess.diversity import diversity_interval, within_class
 from dpsynth.assess.features import FeatureSpace, content_hash, kept_features, remembered
-from dpsynth.assess.metrics import NEIGHBOURS, frechet_distance, precision_recall
-from dpsynth.console import Bar
+from dpsynth.assess.kernel import kernel_distance, kernel_interval
+from dpsynth.assess.metrics import (
+    NEIGHBOURS,
+    frechet_distance,
+    per_class_frechet,
+    precision_recall,
+)
 from dpsynth.errors import DpsynthError
 from dpsynth.models.lenet import Images, Labels, training_steps
 from dpsynth.models.seeding import generator
@@ -24,37 +35,51 @@ from dpsynth.public.sources import read_public
 
 MOST = 10_000
 """Most images on each side of a comparison; more are thinned evenly."""
-MEASURES = ("frechet", "precision", "recall")
+BALLS = ("precision", "recall", "density", "coverage")
+MEASURES = ("frechet", *BALLS, "kernel", "per_class_frechet", "diversity")
 
 Pair = tuple[Images, Labels]
 Figures = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """What is compared: samples, real records of both sides, and where to say things."""
+    """What is compared, and where what is learned of real records may be kept.
 
-    verified: VerifiedPlan
+    Attributes:
+        names: the declared classes; empty where there are none.
+        samples: images uint8 (n, H, W, C) and labels (n,); labels are -1 in a set without any.
+        train: real records of the side that may have been learned from; for the ceiling.
+        held_out: the real records that everything is compared with.
+        public: reads the images of the floor, uint8 (k, H, W, C).
+        public_key: content hash of those images.
+        probe_epochs: passes of a probe over the samples.
+        captioned: samples, training and held-out records with their captions; None where there are
+            no captions.
+        cache: folder for nets and figures of ceiling and floor; None keeps none.
+        notes: what was left out or is doubtful, and why.
+    """
+
+    names: tuple[str, ...]
     samples: Pair
     train: Pair
     held_out: Pair
-    bar: Bar
+    public: Callable[[], Images]
+    public_key: Callable[[], str]
+    probe_epochs: int
+    captioned: tuple[Captioned, Captioned, Captioned] | None = None
+    cache: Path | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def classes(self) -> int:
         """The declared number of classes."""
-        return len(self.verified.plan.private.classes)
-
-    @property
-    def cache(self) -> Path:
-        """Where nets and reference figures are kept, in the curator's room."""
-        return self.verified.run.curator / "cache"
+        return len(self.names)
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of every probe, the ceiling's too."""
-        return probe_steps(self.verified, len(self.samples[0]))
+        """Optimiser steps of every LeNet probe, the ceiling's too."""
+        return training_steps(len(self.samples[0]), self.probe_epochs)
 
     def real_subset(self) -> Pair:
         """As many real training records as there are samples, or all of them if fewer."""
@@ -63,12 +88,35 @@ class Job:
         chosen = order[: len(self.samples[0])]
         return images[chosen], labels[chosen]
 
-    def key(self, kind: str, *parts: Any) -> Path:
-        """Cache file of figures that depend on the real records, on how many, and on `parts`."""
+    def kept(self, kind: str, make: Callable[[], Figures], *parts: Any) -> Figures:
+        """Figures that depend on the real records, on how many samples there are, and on `parts`.
+
+        Made once where there is a cache, else made now.
+        """
+        if self.cache is None:
+            return make()
         digest = content_hash(
             kind, *self.train, *self.held_out, len(self.real_subset()[0]), self.classes, *parts
         )
-        return self.cache / f"{kind}-{digest[:32]}.json"
+        return remembered(self.cache / f"{kind}-{digest[:32]}.json", make)
+
+    def short(self, measure: str, n: int, m: int, space: "FeatureSpace | None" = None) -> None:
+        """Note where `measure` has no value at n and m images, or one of little worth."""
+        said = shortage(measure, n, m, 0 if space is None else space.width)
+        if said is not None:
+            self.notes.append(said if space is None else f"{said} ({space.short})")
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One side of a comparison: features (n, d), labels (n,) or -1."""
+
+    features: NDArray[np.float64]
+    labels: Labels
+
+    @property
+    def labelled(self) -> bool:
+        return len(self.labels) > 0 and bool(self.labels.min() >= 0)
 
 
 def probe_steps(verified: VerifiedPlan, count: int) -> int:
@@ -77,74 +125,142 @@ def probe_steps(verified: VerifiedPlan, count: int) -> int:
 
 
 def compared(job: Job, space: FeatureSpace) -> Figures:
-    """Frechet distance, precision and recall of samples, ceiling and floor in one space.
+    """Every measure of one space, of samples, ceiling and floor, with the samples' intervals.
 
-    Each measure maps to {synthetic, ceiling, floor}; a value that needs more images is None and
-    a note says so. `frechet` has also `relative`: synthetic over floor.
+    Each of `MEASURES` maps to {synthetic, ceiling, floor, interval, ...}. A value that needs more
+    images is None and a note says so. `frechet` has also `relative`: synthetic over floor.
     """
-    real = kept_features(space, thinned(job.held_out[0]), job.cache)
-    own = distances(space, space.features(thinned(job.samples[0])), real, job.notes)
+    held, own_labels = thinned(job.held_out[0]), thinned(job.held_out[1])
+    real = _Side(kept_features(space, held, job.cache), own_labels)
+    some = _Side(space.features(thinned(job.samples[0])), thinned(job.samples[1]))
+    own = _measured(space, some, real, job, told=True)
 
     def references() -> Figures:
-        ceiling = space.features(thinned(job.real_subset()[0]))
-        public = space.features(thinned(read_public(job.verified.plan).images))
-        return {
-            "ceiling": distances(space, ceiling, real, []),
-            "floor": distances(space, public, real, []),
-            "n_ceiling": len(ceiling),
-            "n_floor": len(public),
-        }
+        images, labels = job.real_subset()
+        ceiling = _Side(space.features(thinned(images)), thinned(labels))
+        public = space.features(thinned(job.public()))
+        floor = _Side(public, np.full(len(public), -1, np.int64))
+        found: Figures = {"n_ceiling": len(images), "n_floor": len(public)}
+        for name, side in (("ceiling", ceiling), ("floor", floor)):
+            figures = _measured(space, side, real, job, told=False)
+            found[name] = {key: figures[key]["synthetic"] for key in MEASURES}
+            found[name]["by_class"] = figures["per_class_frechet"]["by_class"]
+        return found
 
-    known = remembered(job.key("reference", space.key, _public_key(job.verified)), references)
+    known = job.kept("references", references, space.key, job.public_key())
+    counts = {
+        "synthetic": len(some.features),
+        "held_out": len(real.features),
+        "ceiling": min(MOST, known["n_ceiling"]),
+        "floor": known["n_floor"],
+    }
     result: Figures = {
-        name: {"synthetic": own[name], "ceiling": known["ceiling"][name]}
-        | {"floor": known["floor"][name]}
+        name: own[name]
+        | {"ceiling": known["ceiling"][name], "floor": known["floor"][name]}
+        | {"n": counts, "features": space.name}
         for name in MEASURES
     }
-    distance, floor = own["frechet"], known["floor"]["frechet"]
+    result["per_class_frechet"]["ceiling_by_class"] = known["ceiling"]["by_class"]
+    # Copies of one image: no distance at all. Public images have other classes.
+    result["diversity"]["floor"] = 0.0
+    distance, floor = own["frechet"]["synthetic"], known["floor"]["frechet"]
     result["frechet"]["relative"] = distance / floor if distance is not None and floor else None
-    result["features"] = {
-        "name": space.name,
-        "width": space.width,
-        "n_synthetic": min(MOST, len(job.samples[0])),
-        "n_held_out": len(real),
-        "n_ceiling": known["n_ceiling"],
-        "n_floor": known["n_floor"],
+    result["features"] = {"name": space.name, "width": space.width} | {
+        f"n_{side}": count for side, count in counts.items()
     }
     return result
 
 
-def distances(
-    space: FeatureSpace, some: NDArray[np.float64], real: NDArray[np.float64], notes: list[str]
-) -> Figures:
-    """The three measures of features `some` (n, d) against `real` (m, d), None where n or m is low.
+def _measured(space: FeatureSpace, some: _Side, real: _Side, job: Job, *, told: bool) -> Figures:
+    """All measures of `some` against `real` as {synthetic, interval, ...}; `told`: with notes.
 
-    What is left out, and why, is added to `notes`.
+    Ceiling and floor are told nothing and need no interval of their own.
     """
-    least = min(len(some), len(real))
-    values: Figures = dict.fromkeys(MEASURES)
-    if least > space.width:
-        values["frechet"] = frechet_distance(some, real)
-    else:
-        notes.append(
-            f"no Frechet distance in {space.name}: it needs more than {space.width} images on "
-            f"each side, one side has {least}"
+    counts = len(some.features), len(real.features)
+
+    def possible(*measures: str) -> bool:
+        for measure in measures if told else ():
+            job.short(measure, *counts, space)
+        return all(refusal(measure, *counts, space.width) is None for measure in measures)
+
+    found: Figures = {name: figure(None) for name in MEASURES}
+    if possible("frechet"):
+        found["frechet"] = _frechet(some, real)
+    if possible(*BALLS):
+        balls = neighbourhood(some.features, real.features, k=NEIGHBOURS, k_density=K_DENSITY)
+        found |= {name: _ball(getattr(balls, name)) for name in BALLS}
+    elif refusal("precision", *counts, space.width) is None:
+        values = precision_recall(some.features, real.features)
+        found |= {name: figure(value) for name, value in zip(BALLS, values, strict=False)}
+    if possible("kernel"):
+        found["kernel"] = _kernel(some, real, interval=told)
+    found["per_class_frechet"] = _by_class(some, real, job, told=told)
+    found["diversity"] = _diversity(some, job)
+    return found
+
+
+def figure(value: float | None, interval: Interval | None = None, **more: Any) -> Figures:
+    """One measure of the samples as the report has it, without its ceiling and floor."""
+    how = None if interval is None else interval.to_json()
+    bounds = None if how is None else [how.pop("low"), how.pop("high")]
+    return {"synthetic": value, "interval": bounds, "interval_how": how, **more}
+
+
+def _ball(measured: Measured) -> Figures:
+    return figure(measured.value, measured.interval)
+
+
+def _frechet(some: _Side, real: _Side) -> Figures:
+    value = frechet_distance(some.features, real.features)
+    spread = frechet_interval(some.features, real.features)
+    beyond = [spread.beyond.low, spread.beyond.high]
+    return figure(value, spread.here, unbiased=spread.unbiased, unbiased_interval=beyond)
+
+
+def _kernel(some: _Side, real: _Side, *, interval: bool) -> Figures:
+    found = kernel_distance(some.features, real.features)
+    spread = kernel_interval(some.features, real.features) if interval else None
+    more = found.to_json()
+    return figure(more.pop("mean"), spread, **more)
+
+
+def _by_class(some: _Side, real: _Side, job: Job, *, told: bool) -> Figures:
+    """Mean over classes of the Frechet distance inside each (StraightDP, D.1, Table 5)."""
+    if not (some.labelled and real.labelled):
+        return figure(None, by_class=None)
+    sides = (some.features, some.labels, real.features, real.labels, job.classes)
+    values = per_class_frechet(*sides)
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) and told:
+        missing = len(values) - len(known)
+        job.notes.append(
+            f"no Frechet distance inside {missing} of {len(values)} classes: each needs more than "
+            f"{some.features.shape[1]} images of it on each side"
         )
-    if least > NEIGHBOURS:
-        values["precision"], values["recall"] = precision_recall(some, real)
-    else:
-        notes.append(f"no precision and recall: each side needs more than {NEIGHBOURS} images")
-    return values
+    # A mean over some of the classes would be another measure under the same name.
+    mean = float(np.mean(known)) if len(known) == len(values) else None
+    interval = per_class_frechet_interval(*sides) if mean is not None else None
+    return figure(mean, interval, by_class=dict(zip(job.names, values, strict=True)))
 
 
-def thinned(images: Images) -> Images:
-    """At most `MOST` images, evenly spaced."""
-    if len(images) <= MOST:
-        return images
-    return images[np.linspace(0, len(images) - 1, MOST).round().astype(np.int64)]
+def _diversity(some: _Side, job: Job) -> Figures:
+    if not some.labelled:
+        return figure(None, by_class=None)
+    values = within_class(some.features, some.labels, job.classes)
+    known = [value for value in values if value is not None]
+    mean = float(np.mean(known)) if known else None
+    interval = diversity_interval(some.features, some.labels, job.classes)
+    return figure(mean, interval, by_class=dict(zip(job.names, values, strict=True)))
 
 
-def _public_key(verified: VerifiedPlan) -> str:
+def thinned(rows: NDArray[Any]) -> NDArray[Any]:
+    """At most `MOST` rows, evenly spaced."""
+    if len(rows) <= MOST:
+        return rows
+    return rows[np.linspace(0, len(rows) - 1, MOST).round().astype(np.int64)]
+
+
+def public_key(verified: VerifiedPlan) -> str:
     """Content hash of the public images that pretraining used; without it, of the images read."""
     try:
         used = read_json(verified.run.calibration)["sources"]

@@ -44,6 +44,11 @@ class FeatureSpace:
     features: Callable[[Images], NDArray[np.float64]]
     slow: bool = False
 
+    @property
+    def short(self) -> str:
+        """The name without what stands in brackets: "lenet-84"."""
+        return self.name.split(" (")[0]
+
 
 def content_hash(*parts: Any) -> str:
     """SHA-256 over arrays (shape, type and bytes) and plain JSON values, in order."""
@@ -63,40 +68,43 @@ def lenet_space(
     classes: int,
     *,
     steps: int,
-    cache: Path,
+    cache: Path | None,
     progress: Callable[[int], None] | None = None,
+    of: str = "real records",
 ) -> tuple[FeatureSpace, LeNet]:
     """The built-in features: penultimate layer of a LeNet trained on the real training records.
 
-    Curator-only: the network knows private records. It is kept in `cache`.
+    Curator-only where these are private: the network knows them. It is kept in `cache`.
 
     Args:
         images: real training images uint8 (n, H, W, C).
         labels: their labels (n,).
         classes: declared number of classes.
         steps: optimiser steps.
-        cache: folder in the curator's room.
+        cache: folder in the curator's room; None keeps nothing.
         progress: called with 1 after each step, and once with all of them on a cache hit.
+        of: what the images are, for the space's name.
     """
     key = content_hash("lenet-84", images, labels, classes, steps, list(images.shape[1:]))
-    path = cache / f"lenet-{key[:32]}.safetensors"
-    net = _load_net(path, classes, images.shape[3])
+    path = None if cache is None else cache / f"lenet-{key[:32]}.safetensors"
+    net = None if path is None else _load_net(path, classes, images.shape[3])
     if net is None:
         net = lenet.train_probe(images, labels, classes, steps=steps, progress=progress)
         arrays = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
-        save_tensors(path, arrays, {"room": "curator", "what": "LeNet trained on real records"})
+        if path is not None:
+            save_tensors(path, arrays, {"room": "curator", "what": "LeNet trained on real records"})
     elif progress is not None:
         progress(steps)
-    name = f"lenet-{lenet.WIDTH} (penultimate layer, trained on real records for {steps} steps)"
+    name = f"lenet-{lenet.WIDTH} (penultimate layer, trained on {of} for {steps} steps)"
     return FeatureSpace(name, key, lenet.WIDTH, partial(lenet.features, net)), net
 
 
-def kept_features(space: FeatureSpace, images: Images, cache: Path) -> NDArray[np.float64]:
-    """Features (n, d) of real images, kept on disk where the network is slow.
+def kept_features(space: FeatureSpace, images: Images, cache: Path | None) -> NDArray[np.float64]:
+    """Features (n, d) of real images, kept on disk where the network is slow and there is a cache.
 
     Networks compute in float32, so that is what is stored: nothing is lost.
     """
-    if not space.slow:
+    if not space.slow or cache is None:
         return space.features(images)
     path = cache / f"features-{content_hash(space.key, images)[:32]}.safetensors"
     try:

@@ -1,8 +1,10 @@
 """Distances between two sets of features: Frechet distance, improved precision and recall.
 
 Both are functions of the features alone; which network made them is said beside every value.
+`counts.shortage` says at which counts one has no value, or one of little worth.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from dpsynth.errors import UsageError
 
 Features = NDArray[np.float64]
+Labels = NDArray[np.int64]
 NEIGHBOURS = 3
 BLOCK = 1000
 TIE = 1e-9
@@ -55,7 +58,7 @@ def frechet_distance(first: Features, second: Features) -> float:
     >>> round(frechet_distance(points, points + [3.0, 0, 4.0]), 6)
     25.0
     """
-    _check_pair(first, second)
+    check_pair(first, second)
     width = first.shape[1]
     if min(len(first), len(second)) <= width:
         raise UsageError(
@@ -69,6 +72,75 @@ def frechet_distance(first: Features, second: Features) -> float:
     product = np.linalg.eigvalsh(root @ cov2 @ root)
     cross = np.sqrt(np.clip(product, 0, None)).sum()
     return float(gap @ gap + np.trace(cov1) + np.trace(cov2) - 2 * cross)
+
+
+def per_class_frechet(
+    first: Features,
+    first_labels: Labels,
+    second: Features,
+    second_labels: Labels,
+    classes: int,
+) -> list[float | None]:
+    """Frechet distance between the images of each class (StraightDP, D.1, Table 5).
+
+    The paper's per-class FID is the mean over classes. It sees what a distance of the whole sets
+    cannot: images of the right kind under the wrong label.
+
+    Args:
+        first: features (n, d).
+        first_labels: classes (n,) in 0..classes-1.
+        second: features (m, d).
+        second_labels: classes (m,).
+        classes: the declared number; a class that was never generated still counts.
+
+    Returns:
+        One value a class; None where a side has too few images of it.
+    """
+    pairs = per_class(first, first_labels, second, second_labels, classes)
+    return [None if pair is None else frechet_distance(*pair) for pair in pairs]
+
+
+def per_class(
+    first: Features,
+    first_labels: Labels,
+    second: Features,
+    second_labels: Labels,
+    classes: int,
+) -> Iterator[tuple[Features, Features] | None]:
+    """The features of each class on both sides; None where a side has not more than d images.
+
+    Raises:
+        UsageError: the widths differ, a value is not finite, or labels do not fit the features.
+    """
+    check_pair(first, second)
+    if len(first) != len(first_labels) or len(second) != len(second_labels):
+        raise UsageError("each image needs one label")
+    for label in range(classes):
+        pair = first[first_labels == label], second[second_labels == label]
+        yield None if min(map(len, pair)) <= first.shape[1] else pair
+
+
+def gaussian_maps(first: Features, second: Features) -> tuple[Features, Features]:
+    """Linear parts (d, d) of the optimal maps from the first Gaussian to the second, and back.
+
+    T = C1^(-1/2) (C1^(1/2) C2 C1^(1/2))^(1/2) C1^(-1/2), so that T C1 T = C2 (Dowson and Landau
+    1982); I - T is the derivative of the Frechet distance with respect to C1. Directions without
+    variance are left out of the inverse roots.
+    """
+    cov1 = np.atleast_2d(np.cov(first, rowvar=False))
+    cov2 = np.atleast_2d(np.cov(second, rowvar=False))
+    root, inverse = _roots(cov1)
+    middle, unmiddle = _roots(root @ cov2 @ root)
+    return inverse @ middle @ inverse, root @ unmiddle @ root
+
+
+def _roots(matrix: Features) -> tuple[Features, Features]:
+    """Symmetric square root and its pseudo-inverse."""
+    values, vectors = np.linalg.eigh(matrix)
+    values[values <= len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)] = 0.0
+    roots = np.sqrt(values)
+    inverse = np.divide(1.0, roots, out=np.zeros_like(roots), where=roots > 0)
+    return (vectors * roots) @ vectors.T, (vectors * inverse) @ vectors.T
 
 
 def manifold(points: Features, k: int = NEIGHBOURS) -> Manifold:
@@ -86,7 +158,7 @@ def manifold(points: Features, k: int = NEIGHBOURS) -> Manifold:
     radii = np.empty(len(points))
     for start in range(0, len(points), BLOCK):
         rows = slice(start, start + BLOCK)
-        squared = _squared(centred[rows], squares[rows], centred, squares)
+        squared = squared_distances(centred[rows], squares[rows], centred, squares)
         # Column k in order: the point itself is among the k + 1 smallest.
         np.fill_diagonal(squared[:, start:], 0.0)
         radii[rows] = np.partition(squared, k, axis=1)[:, k]
@@ -100,7 +172,7 @@ def coverage(of: Features, by: Manifold) -> float:
     inside = 0
     for start in range(0, len(points), BLOCK):
         rows = slice(start, start + BLOCK)
-        squared = _squared(points[rows], squares[rows], by.points, by.squares)
+        squared = squared_distances(points[rows], squares[rows], by.points, by.squares)
         # Rounding grows with the points' norms, not with their distance.
         slack = TIE * (squares[rows, None] + by.squares) * 1e-3 + TIE * by.radii
         inside += int((squared <= by.radii + slack).any(axis=1).sum())
@@ -124,11 +196,13 @@ def precision_recall(
     Raises:
         UsageError: n or m is not above k, or the widths differ.
     """
-    _check_pair(synthetic, real)
+    check_pair(synthetic, real)
     return coverage(synthetic, manifold(real, k)), coverage(real, manifold(synthetic, k))
 
 
-def _squared(left: Features, left_sq: Features, right: Features, right_sq: Features) -> Features:
+def squared_distances(
+    left: Features, left_sq: Features, right: Features, right_sq: Features
+) -> Features:
     """Squared distances (n, m), never negative."""
     squared: Features = left @ right.T
     squared *= -2
@@ -137,7 +211,12 @@ def _squared(left: Features, left_sq: Features, right: Features, right_sq: Featu
     return np.maximum(squared, 0, out=squared)
 
 
-def _check_pair(first: Features, second: Features) -> None:
+def check_pair(first: Features, second: Features) -> None:
+    """Refuse features that do not fit each other.
+
+    Raises:
+        UsageError: not (n, d) and (m, d), or a value that is not finite.
+    """
     if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
         raise UsageError(f"features are {first.shape} and {second.shape}, expected (n, d), (m, d)")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):

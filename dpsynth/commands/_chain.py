@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dpsynth.commands import _options as opt
-from dpsynth.console import counted, note
+from dpsynth.commands._measured_table import evaluation_text
+from dpsynth.console import note
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,7 +34,8 @@ def carry_out(verified: "VerifiedPlan", engine: "Engine") -> "VerifiedPlan":
         step = before.step(name)
         if step is None:
             continue
-        if step.done and not fresh and not _looks_itself(name, before):
+        once = name == "release-evaluation"  # done is done, whatever was made anew before it
+        if step.done and (once or not fresh) and not _looks_itself(name, before):
             note(f"{name}: done already")
             continue
         note(f"{name}:")
@@ -79,6 +81,10 @@ def _steps(engine: "Engine") -> Iterator[tuple[str, Work]]:
     from dpsynth.released.sampling import sample
 
     yield "sample", sample
+
+    from dpsynth.private.confusion import release_evaluation
+
+    yield "release-evaluation", release_evaluation
     yield "evaluate", evaluate
 
 
@@ -103,11 +109,20 @@ def summary(verified: "VerifiedPlan", show: bool) -> dict[str, Any]:
         "run": str(run.root),
         **table.as_json(verified.lock),
         "evaluation": opt.findings(evaluation, where, show),
+        **_released_evaluation(verified),
         "contact_sheet": str(run.released / "contact-sheet.png"),
         "beside_real": str(evaluation["sheet"]),
         "released": str(run.released),
         "replay": replay(run.released).to_json(),
     }
+
+
+def _released_evaluation(verified: "VerifiedPlan") -> dict[str, Any]:
+    """The scores of a charged evaluation; nothing for a plan without, or where it was forfeited."""
+    from dpsynth.released.scores import NAME, read_scores
+
+    released = verified.run.released
+    return {"released_evaluation": read_scores(released)} if (released / NAME).is_file() else {}
 
 
 def summary_text(verified: "VerifiedPlan", found: dict[str, Any]) -> "Group":
@@ -123,48 +138,10 @@ def summary_text(verified: "VerifiedPlan", found: dict[str, Any]) -> "Group":
         f"hand out:         {found['released']}",
         f"replay:           {found['replay']['verdict']}",
     ]
+    charged = found.get("released_evaluation")
+    if charged is not None:
+        from dpsynth.released.card import in_words
+
+        lines.insert(0, f"charged accuracy: {in_words(charged['accuracy'])}   (released)")
     spent = budget_table.render(verified.lock, str(verified.run.lock))
     return Group(spent, Text(), evaluation_text(found["evaluation"]), Text("\n".join(lines)))
-
-
-def evaluation_text(evaluation: dict[str, Any]) -> Any:
-    """The measured table, or how many findings there are and where, as a rich renderable."""
-    from rich.text import Text
-
-    from dpsynth.console import table
-
-    measured = measures(evaluation)
-    if measured:
-        columns = ("measured on held-out records", *_columns(evaluation).values())
-        return table(columns, measured)
-    what, where = counted(evaluation["findings"], "curator-only finding"), evaluation["where"]
-    return Text(f"measured: {what} in {where}")
-
-
-def measures(evaluation: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Rows of the measured table; none where the values may not be shown."""
-    names = {
-        "accuracy": "accuracy of a probe trained on synthetic alone",
-        "frechet": "Frechet distance",
-        "precision": "precision",
-        "recall": "recall",
-    }
-    return [
-        (text, *(evaluation[key].get(column) for column in _columns(evaluation)))
-        for key, text in names.items()
-        if isinstance(evaluation.get(key), dict)
-    ]
-
-
-def _columns(evaluation: dict[str, Any]) -> dict[str, str]:
-    """Columns of the measured table, by their key in the report; of an augmenting plan one more."""
-    names = {
-        "synthetic": "synthetic",
-        "plain": "without augmentation",
-        "ceiling": "ceiling",
-        "floor": "floor",
-    }
-    accuracy = evaluation.get("accuracy")
-    if not (isinstance(accuracy, dict) and "plain" in accuracy):
-        del names["plain"]
-    return names

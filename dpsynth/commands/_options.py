@@ -52,7 +52,7 @@ def run_folder_of(plan: Path) -> Path:
     return Path("runs") / load_plan(plan).name
 
 
-def _parse_run(text: str | Path) -> Path:
+def parse_run(text: str | Path) -> Path:
     """A run folder as typed; a plan file stands for its run folder."""
     path = Path(text)
     is_plan = path.suffix in {".yaml", ".yml"} and path.is_file()
@@ -68,7 +68,7 @@ Run = Annotated[
         metavar="RUN",
         default_factory=default_run,
         show_default=False,
-        parser=_parse_run,
+        parser=parse_run,
     ),
 ]
 RunOption = Annotated[

@@ -8,7 +8,14 @@ from pytorch_fid.fid_score import calculate_frechet_distance
 from scipy.linalg import sqrtm
 from sklearn.datasets import load_digits
 
-from dpsynth.assess.metrics import coverage, frechet_distance, manifold, precision_recall
+from dpsynth.assess.metrics import (
+    coverage,
+    frechet_distance,
+    gaussian_maps,
+    manifold,
+    per_class_frechet,
+    precision_recall,
+)
 from dpsynth.errors import UsageError
 
 DIGITS = load_digits().data
@@ -116,3 +123,42 @@ def test_too_few_for_neighbours() -> None:
     with pytest.raises(UsageError):
         manifold(DIGITS[:3])
     assert coverage(DIGITS[:2], manifold(DIGITS[:4])) == 1.0
+
+
+def test_frechet_of_each_class_is_that_of_its_images_alone() -> None:
+    points, labels = load_digits(return_X_y=True)
+    points = points[:, [10, 20, 30, 43]]
+    order = np.random.default_rng(0).permutation(len(points))
+    first, second = order[:900], order[900:]
+    found = per_class_frechet(points[first], labels[first], points[second], labels[second], 11)
+    for label in range(10):
+        sides = [points[half[labels[half] == label]] for half in (first, second)]
+        assert found[label] == pytest.approx(slow_frechet(*sides), rel=1e-4)
+    assert found[10] is None  # declared, never generated
+    # Labels exchanged: the whole sets are as they were, the classes are not.
+    wrong = per_class_frechet(points[first], 9 - labels[first], points[second], labels[second], 10)
+    assert np.mean(wrong[:10]) > 5 * np.mean(found[:10])
+
+
+def test_frechet_of_a_class_needs_more_images_than_features() -> None:
+    rng = np.random.default_rng(0)
+    points, labels = rng.normal(size=(10, 4)), np.array([0] * 5 + [1] * 4 + [2])
+    found = per_class_frechet(points, labels, points, labels, 3)
+    assert found[0] == pytest.approx(0, abs=1e-9)
+    assert found[1:] == [None, None]
+    with pytest.raises(UsageError, match="one label"):
+        per_class_frechet(points, labels[:3], points, labels, 3)
+
+
+def test_maps_carry_one_gaussian_to_the_other() -> None:
+    rng = np.random.default_rng(3)
+    first = rng.normal(size=(300, 6)) @ rng.normal(size=(6, 6))
+    second = rng.normal(size=(200, 6)) @ rng.normal(size=(6, 6))
+    forth, back = gaussian_maps(first, second)
+    c, d = covariance(first), covariance(second)
+    np.testing.assert_allclose(forth @ c @ forth, d, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(back @ d @ back, c, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(forth @ back, np.eye(6), atol=1e-7)
+    # Dead features: where neither side varies the map is zero, and all of it is finite.
+    dead = np.pad(first, ((0, 0), (0, 2)))
+    assert np.isfinite(gaussian_maps(dead, np.pad(second, ((0, 0), (0, 2))))[0]).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpsynth import console
-from dpsynth.commands import _chain
+from dpsynth.commands import _measured_table as shown_as
 from dpsynth.commands import _options as opt
 from dpsynth.errors import BudgetError
 
@@ -54,13 +54,16 @@ def test_curator_values_are_hidden_unless_asked_for() -> None:
     where = Path("runs/x/curator/evaluation.json")
     hidden = opt.findings(results, where, show=False)
     assert hidden == {"findings": 3, "where": str(where)}
-    assert _chain.measures(hidden) == []
+    assert shown_as.measures(hidden) == []
     shown = opt.findings(results, where, show=True)
     assert shown["counts"] == {"train": 12}
-    assert _chain.measures(shown)[0][1] == 0.9
-    assert len(_chain.measures(shown)[0]) == 4
+    assert shown_as.measures(shown)[0][1] == 0.9
+    assert len(shown_as.measures(shown)[0]) == 4
     beside = shown | {"accuracy": {"synthetic": 0.9, "plain": 0.8, "ceiling": 0.95}}
-    assert _chain.measures(beside)[0][1:] == (0.9, 0.8, 0.95, None)
-    assert "without augmentation" in [c.header for c in _chain.evaluation_text(beside).columns]
+    assert shown_as.measures(beside)[0][1:] == (0.9, 0.8, 0.95, None)
+    table = shown_as.evaluation_text(beside).renderables[0]
+    assert "without augmentation" in [c.header for c in table.columns]
+    spread = {"accuracy": {"synthetic": 0.9, "interval": [0.88, 0.912], "ceiling": 0.95}}
+    assert shown_as.measures(spread)[0][1:] == (0.9, "0.88 to 0.912", 0.95, None)
     assert opt.visible({"a": 1, "curator": {"loss": 2}}, show=False) == {"a": 1}
     assert opt.visible({"a": 1, "curator": {"loss": 2}}, show=True)["curator"] == {"loss": 2}

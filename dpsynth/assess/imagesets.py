@@ -1,0 +1,367 @@
+"""Image sets from anywhere: a folder, a zip of one, an NPZ or an IDX file; labels where there are.
+
+So that other tools' output meets the ruler that runs meet, without a run. Files are read by the
+readers that plans use, as strictly; one image that cannot be read refuses the whole set, since a
+measure of the rest would be a measure of something else.
+"""
+
+import string
+import tempfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from dpsynth.artifacts.files import sha256_bytes
+from dpsynth.console import counted
+from dpsynth.errors import DataError, MissingError, UsageError
+from dpsynth.models.lenet import Images, Labels
+from dpsynth.planning.caption_rules import PUBLIC
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.source_kinds import FolderSource, IdxSource, LettersSource, NpzSource, Source
+from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
+from dpsynth.readers.metadata import MOST_METADATA, NAMES, parse_metadata
+from dpsynth.readers.picture import SUFFIXES
+from dpsynth.readers.tree import READ_ERRORS, TooLargeError, Tree, open_tree
+
+RESIZING = (
+    "brought to the reference's shape: Lanczos, antialiased; grey copied to three channels, "
+    "colour to grey by luma (ITU-R 601)"
+)
+HINT = (
+    "give a folder or zip (metadata.csv, class subfolders, or pictures alone), an NPZ of images "
+    "and labels, or IDX files as IMAGES,LABELS"
+)
+ARRAYS = (("images", "labels"), ("arr_0", "arr_1"))
+"""Names of images and labels in an NPZ: ours, and those that `np.savez` gives by itself."""
+LETTERS = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images of one shape, with what else their source says of them.
+
+    Attributes:
+        images: uint8 (n, H, W, C), C 1 or 3.
+        labels: int64 (n,), indices into `classes`; -1 everywhere where the source has none.
+        classes: names of the classes, in order; empty where there are no labels.
+        texts: captions (n,), empty text for none; None where no image has one.
+        resized: how many images had another shape in the source.
+    """
+
+    images: Images
+    labels: Labels
+    classes: tuple[str, ...] = ()
+    texts: tuple[str, ...] | None = None
+    resized: int = 0
+
+    def __len__(self) -> int:
+        """How many images there are, n."""
+        return len(self.images)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every image has a label."""
+        return bool(self.classes)
+
+    @property
+    def shape(self) -> ImageShape:
+        """Shape of every image."""
+        height, width, channels = self.images.shape[1:]
+        return ImageShape(height=height, width=width, channels=channels)
+
+    def only(self, chosen: np.ndarray) -> "ImageSet":
+        """The images of these numbers, or those that a mask (n,) marks."""
+        texts = None if self.texts is None else tuple(np.array(self.texts, dtype=object)[chosen])
+        return replace(self, images=self.images[chosen], labels=self.labels[chosen], texts=texts)
+
+    def without_labels(self) -> "ImageSet":
+        """The same images, their labels put aside."""
+        return replace(self, labels=np.full(len(self), -1, np.int64), classes=())
+
+    def under(self, classes: Sequence[str], what: str) -> "ImageSet":
+        """The same images with labels that index `classes`.
+
+        Raises:
+            DataError: a class of this set is not among them.
+        """
+        if not self.labelled:
+            return self
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            raise DataError(
+                f"{what} has {counted(len(unknown), 'label')} that the reference lacks",
+                hint="name the classes of both sets alike (folder names, the column `label`; "
+                "numbers of an NPZ or IDX count as names)",
+            )
+        places = np.array([classes.index(name) for name in self.classes], dtype=np.int64)
+        return replace(self, labels=places[self.labels], classes=tuple(classes))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a set is called, the shape to bring it to, and whether errors may name its images."""
+
+    what: str
+    shape: ImageShape | None
+    reveal: bool
+
+
+def read_set(
+    given: str | Path, what: str, *, shape: ImageShape | None = None, reveal: bool = False
+) -> ImageSet:
+    """Read a whole image set into memory.
+
+    Args:
+        given: a folder, zip, NPZ or IDX file, or `IMAGES,LABELS` of an IDX pair.
+        what: how errors call the set, such as "--reference"; they never name a file.
+        shape: shape to bring every image to by the one protocol, `RESIZING`; None wants images
+            of one shape.
+        reveal: whether errors may say which image does not fit and why: of public sets.
+
+    Raises:
+        MissingError: nothing lies there.
+        UsageError: it is no image set of these kinds.
+        DataError: it cannot be read, an image is damaged, shapes differ, or only some have labels.
+    """
+    try:
+        return _read(given, _Wanted(what, shape, reveal))
+    except UnreadableSourceError as error:
+        detail = f": {error.detail}" if reveal else ""
+        raise DataError(f"{what} cannot be read as an image set{detail}", hint=HINT) from None
+
+
+def letters(shape: ImageShape, count: int | None = None) -> ImageSet:
+    """Rendered letters, white on black: public images where no plan names any; always the same.
+
+    Raises:
+        MissingError: an optional install that draws them is absent.
+    """
+    source = LettersSource(kind="letters", count=count or LETTERS)
+    records = [item for item in open_source(source, None, shape) if isinstance(item, Record)]
+    return _built(records, tuple(string.ascii_lowercase), _Wanted("letters", shape, reveal=True))
+
+
+def halves(whole: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Two halves of a set by a hash of each image: the same whatever the order of its files.
+
+    Copies of one image fall into the same half.
+    """
+    first = np.array([sha256_bytes(image.tobytes())[0] < "8" for image in whole.images], np.bool_)
+    return whole.only(first), whole.only(~first)
+
+
+def shared(first: Images, second: Images) -> int:
+    """How many images of `first` lie in `second` too, pixel by pixel."""
+    known = {sha256_bytes(image.tobytes()) for image in second}
+    return sum(sha256_bytes(image.tobytes()) in known for image in first)
+
+
+def brought_to(image: Images, shape: ImageShape) -> Images:
+    """One image uint8 (h, w, 1 or 3) as uint8 (H, W, C), as `RESIZING` says."""
+    if image.shape == (shape.height, shape.width, shape.channels):
+        return image
+    from PIL import Image
+
+    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    picture = picture.convert("L" if shape.channels == 1 else "RGB")
+    if picture.size != (shape.width, shape.height):
+        picture = picture.resize((shape.width, shape.height), Image.Resampling.LANCZOS)
+    pixels = np.asarray(picture, dtype=np.uint8)
+    return pixels.reshape(shape.height, shape.width, shape.channels)
+
+
+def _read(given: str | Path, wanted: _Wanted) -> ImageSet:
+    path, labels = _paths(given, wanted.what)
+    if labels is not None or _is_idx(path):
+        return _idx(path, labels, wanted)
+    if path.is_dir() or not _is_npz(path):
+        if not path.is_dir() and not zipfile.is_zipfile(path):
+            raise UsageError(f"{wanted.what} is no image set that dpsynth reads", hint=HINT)
+        with open_tree(path) as tree:
+            classes = _classes_of(tree, wanted.what)
+        source = FolderSource(kind="folder", path=path)
+        return _gathered(source, classes, wanted, labelled=bool(classes))
+    names = _array_names(path, wanted.what)
+    if names[1] is None:
+        return _unlabelled_npz(path, names[0], wanted)
+    source_npz = NpzSource(kind="npz", path=path, images=names[0], labels=names[1])
+    return _gathered(source_npz, None, wanted)
+
+
+def _paths(given: str | Path, what: str) -> tuple[Path, Path | None]:
+    """The path, and that of IDX labels where one is named. A name may hold a comma itself."""
+    path, labels = Path(given), None
+    if not path.exists() and "," in str(given):
+        path, labels = (Path(part) for part in str(given).split(",", 1))
+    if not path.exists() or (labels is not None and not labels.exists()):
+        raise MissingError(f"{what}: there is nothing at the path that was given", hint=HINT)
+    return path, labels
+
+
+def _is_idx(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        # Of what is packed by gzip alone, nothing else is an image set.
+        return file.read(3).startswith((b"\0\0\x08", b"\x1f\x8b"))
+
+
+def _is_npz(path: Path) -> bool:
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith(".npy") for name in archive.namelist())
+
+
+def _idx(images: Path, labels: Path | None, wanted: _Wanted) -> ImageSet:
+    """An IDX file of images; its labels as named, else beside it under MNIST's name, else none."""
+    beside = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
+    if labels is None and beside != images and beside.is_file():
+        labels = beside
+    if labels is not None:
+        source = IdxSource(kind="idx", images=images, labels=labels)
+        return _gathered(source, None, wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        # The reader wants labels: zeros, as many as the header says there are images.
+        zeros = Path(folder) / "labels"
+        count = _idx_count(images)
+        zeros.write_bytes(b"\0\0\x08\x01" + count.to_bytes(4, "big") + bytes(count))
+        source = IdxSource(kind="idx", images=images, labels=zeros)
+        return _gathered(source, None, wanted, labelled=False)
+
+
+def _idx_count(path: Path) -> int:
+    import gzip
+
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path) if zipped else path.open("rb") as file:
+            count = int.from_bytes(file.read(8)[4:], "big")
+    except (OSError, EOFError) as error:
+        raise UnreadableSourceError("idx", f"{type(error).__name__}: {error}") from error
+    # A lying header must not cost memory; the reader finds out that it lies.
+    return min(count, 1 << 26)
+
+
+def _array_names(path: Path, what: str) -> tuple[str, str | None]:
+    with zipfile.ZipFile(path) as archive:
+        there = set(archive.namelist())
+    for images, labels in ARRAYS:
+        if f"{images}.npy" in there:
+            return images, labels if f"{labels}.npy" in there else None
+    raise DataError(
+        f"{what}: the NPZ has no array `images` (or `arr_0`)",
+        hint="np.savez(FILE, images=images, labels=labels), images (n, H, W) or (n, H, W, C)",
+    )
+
+
+def _unlabelled_npz(path: Path, name: str, wanted: _Wanted) -> ImageSet:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            images = archive[name]
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise UnreadableSourceError("npz", f"{type(error).__name__}: {error}") from error
+    images = images[..., None] if images.ndim == 3 else images
+    fits = images.ndim == 4 and images.shape[3] in (1, 3) and images.size > 0
+    if fits and images.dtype.kind == "f":
+        fits = bool(((images >= 0) & (images <= 1)).all())  # False for NaN
+        images = np.rint(images.astype(np.float64) * 255).astype(np.uint8) if fits else images
+    if not fits or images.dtype != np.uint8:
+        raise UnreadableSourceError(
+            "npz", f"images are {images.dtype} {images.shape}, need uint8 or float in [0, 1]"
+        )
+    records = [Record(image, -1) for image in images]
+    return _built(records, (), wanted)
+
+
+def _classes_of(tree: Tree, what: str) -> tuple[str, ...]:
+    """Names of the classes of a folder or zip; none where its pictures have no labels."""
+    found = [name for name in tree.listing.files if PurePosixPath(name).name in NAMES]
+    top = [name for name in found if len(PurePosixPath(name).parts) <= 2]
+    if top:
+        try:
+            rows = parse_metadata(top[0], tree.read(top[0], MOST_METADATA), None, PUBLIC)
+            labels = {row.label for row in rows if not row.fault}
+        except (TooLargeError, *READ_ERRORS) as error:
+            raise UnreadableSourceError("folder", f"{top[0]}: {error}") from error
+    else:
+        pictures = [PurePosixPath(n) for n in tree.listing.files if _is_picture(n)]
+        labels = {path.parent.name for path in pictures}
+        # One folder alone is no class: pictures in the folder that an archiver wrapped around them.
+        labels = {""} if len(labels) == 1 else labels
+    if "" in labels and len(labels) > 1:
+        raise DataError(
+            f"{what}: some images have a label and some have none",
+            hint="label every image, or none",
+        )
+    return in_order(labels - {""})
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Class names sorted: as numbers where all are.
+
+    >>> in_order({"10", "9", "0"}), in_order({"b", "a", "10"})
+    (('0', '9', '10'), ('10', 'a', 'b'))
+    """
+    listed = sorted(names)
+    return tuple(sorted(listed, key=int) if all(n.isdecimal() for n in listed) else listed)
+
+
+def _is_picture(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def _gathered(
+    source: Source, classes: tuple[str, ...] | None, wanted: _Wanted, *, labelled: bool = True
+) -> ImageSet:
+    """Read a source; `classes` names a folder's, None numbers them as the labels do."""
+    records, bad = list[Record](), list[BadRecord]()
+    for item in open_source(source, classes or None, None, PUBLIC):
+        if isinstance(item, BadRecord):
+            bad.append(item)
+        else:
+            records.append(item if labelled else replace(item, label=-1))
+    if bad:
+        first = f": {bad[0].name}: {bad[0].reason}" if wanted.reveal else ""
+        raise DataError(
+            f"{wanted.what}: {counted(len(bad), 'image')} cannot be used{first}",
+            hint="mend or remove them" + ("" if wanted.reveal else "; --show-curator names one"),
+        )
+    if classes is None and labelled:
+        present = sorted({record.label for record in records})
+        places = {label: place for place, label in enumerate(present)}
+        records = [replace(record, label=places[record.label]) for record in records]
+        classes = tuple(map(str, present))
+    return _built(records, classes or (), wanted)
+
+
+def _built(records: list[Record], classes: tuple[str, ...], wanted: _Wanted) -> ImageSet:
+    if not records:
+        raise DataError(f"{wanted.what} holds no image", hint=HINT)
+    shape = wanted.shape or _one_shape(records, wanted)
+    images = np.empty((len(records), shape.height, shape.width, shape.channels), np.uint8)
+    for row, record in zip(images, records, strict=True):
+        row[...] = brought_to(record.image, shape)
+    texts = tuple(record.text for record in records)
+    return ImageSet(
+        images,
+        np.array([record.label for record in records], np.int64),
+        classes,
+        texts if any(texts) else None,
+        sum(record.image.shape != images.shape[1:] for record in records),
+    )
+
+
+def _one_shape(records: list[Record], wanted: _Wanted) -> ImageShape:
+    shapes = {record.image.shape for record in records}
+    if len(shapes) > 1:
+        raise DataError(
+            f"{wanted.what}: its images have several shapes, and other sets are brought to its own",
+            hint="save these images in one size and mode",
+        )
+    height, width, channels = shapes.pop()
+    return ImageShape(height=height, width=width, channels=channels)

@@ -113,6 +113,7 @@ COMMANDS = {
     "train": ("train", "run"),
     "sample": ("sample", "run", "-n", "20"),
     "guide": ("guide", "run", "--start", "0.3", "-n", "20"),
+    "report": ("report", "run"),
     "status": ("status", "run"),
     "replay": ("replay", "run"),
     "replay of the hand-out": ("replay", "run/released"),

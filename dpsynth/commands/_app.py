@@ -9,14 +9,17 @@ from typer.core import TyperGroup
 
 from dpsynth import __version__
 from dpsynth.commands import _options as opt
+from dpsynth.commands.audit import audit
 from dpsynth.commands.check import check
 from dpsynth.commands.close import close
 from dpsynth.commands.evaluate import evaluate
 from dpsynth.commands.guide import guide
 from dpsynth.commands.plan import plan
 from dpsynth.commands.pretrain import pretrain
+from dpsynth.commands.release_evaluation import release_evaluation
 from dpsynth.commands.release_moments import release_moments
 from dpsynth.commands.replay import replay
+from dpsynth.commands.report import report
 from dpsynth.commands.run import run
 from dpsynth.commands.sample import sample
 from dpsynth.commands.status import status
@@ -74,12 +77,15 @@ for _panel, _name, _function in (
     (opt.PUBLIC, "pretrain", pretrain),
     (opt.SPENDS, "release-moments", release_moments),
     (opt.SPENDS, "train", train),
+    (opt.SPENDS, "release-evaluation", release_evaluation),
     (opt.POST, "sample", sample),
     (opt.POST, "guide", guide),
     (opt.POST, "replay", replay),
     (opt.POST, "close", close),
     (opt.LOOKS, "check", check),
     (opt.LOOKS, "evaluate", evaluate),
+    (opt.LOOKS, "audit", audit),
+    (opt.LOOKS, "report", report),
 ):
     app.command(_name, rich_help_panel=_panel)(_function)
 

@@ -45,6 +45,8 @@ class Row:
             "letters" for the public stand-in of `--tune`.
         share: of the moments stage's weight, in place of the paper's.
         runs: at epsilon 1, in place of the table's.
+        horizon: the time up to which the release is taught, in place of the public knee.
+        guidance: weight of classifier-free guidance in sampling.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Row:
     data: str = ""
     share: float | None = None
     runs: int | None = None
+    horizon: float | None = None
+    guidance: float = 1.5
 
     @property
     def shared(self) -> bool:
@@ -84,7 +88,7 @@ def plan_of(row: Row, epsilon: float, work: Path, *, size: str = "compact") -> d
         "stages": _stages(row, own),
         "velocity": _backbone(row, own),
         "prior": {"steps": steps, "batch": batch, "learning_rate": rate},
-        "sampling": {"method": "flow", "count": own.images, "steps": 25, "guidance": 1.5},
+        "sampling": {"method": "flow", "count": own.images, "steps": 25, "guidance": row.guidance},
     }
     if row.shared:
         plan["split"] = "epsilon"  # as the paper: shares of epsilon, 0.235 and 0.765
@@ -219,5 +223,5 @@ def _moments(row: Row) -> dict[str, Any]:
 def _distillation(row: Row, size: Size) -> dict[str, Any]:
     steps, batch, rate = size.distil
     # The paper's release is taught up to the public knee; a stronger one for all t.
-    horizon = "knee" if row.shared else 1.0
+    horizon = row.horizon or ("knee" if row.shared else 1.0)
     return {"steps": steps, "batch": batch, "learning_rate": rate, "horizon": horizon}

@@ -75,6 +75,7 @@ GRADIENT = [
     Row("cells + DP-SGD", "latent", release="cells", train="uniform", share=0.5),
     Row("uniform, the paper's rate", "latent", release=None, train="uniform", rate=PAPER_RATE),
     Row("planned + moments, the paper's rate", "latent", rate=PAPER_RATE),
+    Row("latent: planned + moments, all t", "latent", horizon=1.0),
     Row("guided, not distilled", "latent", port="guide"),
     Row("distilled and guided", "latent", port="both"),
 ]

@@ -28,6 +28,7 @@ def _text(found: "Status") -> str:
     lines.append(
         f"spent: epsilon {found.epsilon_spent:.4f} of {budget['epsilon']:g} at delta "
         f"{budget['delta']:g} ({slots}, {len(found.state.forfeited)} forfeited)"
+        + ("; closed: nothing more can be spent" if found.state.closed else "")
     )
     if found.lock.unsafe_seed is not None:
         lines.append("UNSAFE: noise comes from a fixed seed")

@@ -116,6 +116,12 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     reach("artifact:renamed")
 
 
+def write_changed(path: Path, data: bytes) -> None:
+    """`write_atomic`, unless the file holds these very bytes already."""
+    if not path.exists() or path.read_bytes() != data:
+        write_atomic(path, data)
+
+
 def _write_synced(path: Path, data: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:

@@ -3,8 +3,8 @@
 `metadata.csv` (`file_name`, `label`, `text`) stands beside `images/*.png`; `file_name` is relative
 to the folder. `metadata.csv` is renamed into place last, so a folder that has one is whole. While
 sampling runs, finished shards are listed in `.parts/`; a writer of the same origin goes on there.
-A summary with the count, the classes and the origin stands beside the folder (`samples.json` for
-`samples/`).
+A summary with the count, the classes, the origin and the digest of all that was written stands
+beside the folder (`samples.json` for `samples/`).
 """
 
 import csv
@@ -103,6 +103,7 @@ class SamplesWriter:
             "origin": self.origin,
             "stamp": self.stamp,
             "metadata_sha256": sha256_file(path),
+            "content_sha256": content_digest(self.folder),
         }
         write_json(summary_path(self.folder), summary)
         _discard_parts(self._parts)
@@ -200,7 +201,9 @@ def summary_path(folder: Path) -> Path:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished folder, or None while there is none that fits `metadata.csv`.
 
-    A sampler compares its `origin` and `count` with what is asked for, and skips work done.
+    A sampler compares its `origin` and `count` with what is asked for, and skips work done. Images
+    are not looked at: `content_sha256` is the `content_digest` that they had when they were written
+    (absent from summaries of older versions).
     """
     path, metadata = summary_path(folder), folder / "metadata.csv"
     if not path.exists() or not metadata.exists():

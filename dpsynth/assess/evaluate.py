@@ -16,7 +16,16 @@ from dpsynth.artifacts.samples import PLAIN, read_samples
 from dpsynth.assess.attributes import Captioned, captioned_records, drawn_for
 from dpsynth.assess.compare import Figures, Job, Pair, public_key, thinned
 from dpsynth.assess.features import lenet_space
-from dpsynth.assess.measured import Probe, Settings, absent_classes, count_of, head, measured, sheet
+from dpsynth.assess.measured import (
+    Probe,
+    Settings,
+    absent_classes,
+    count_of,
+    head,
+    measured,
+    sheet,
+    suffix_of,
+)
 from dpsynth.assess.metrics import frechet_distance
 from dpsynth.assess.perceptual import find_backbone
 from dpsynth.errors import DataError, typed
@@ -55,6 +64,7 @@ def evaluate(
 
     Raises:
         MissingError: no samples yet, or the named weights are absent.
+        UsageError: `model` is no name.
         DataError: damaged samples, or no usable record on one side of the split.
     """
     captions = verified.plan.private.captions
@@ -81,7 +91,7 @@ def evaluate(
         report["samples_plain"] = reports[PLAIN]["samples"]
         report["findings"] += reports[PLAIN]["findings"]
     for name, found in reports.items():
-        write_json(verified.run.curator / f"evaluation{_suffix(name)}.json", found, mode=0o600)
+        write_json(verified.run.curator / f"evaluation{suffix_of(name)}.json", found, mode=0o600)
     return report
 
 
@@ -93,7 +103,7 @@ def _measured(
     settings: Settings,
 ) -> Figures:
     """The report on one folder of samples."""
-    suffix, plan, run = _suffix(name), verified.plan, verified.run
+    suffix, plan, run = suffix_of(name), verified.plan, verified.run
     job = Job(
         names=tuple(plan.private.classes),
         samples=samples,
@@ -149,13 +159,9 @@ def _put_beside(figures: Figures, plain: Figures) -> None:
 
 def _drawn(verified: VerifiedPlan, name: str | None) -> Pair:
     """The samples of that name; None: the plan's own."""
-    private, folder = verified.plan.private, verified.run.released / f"samples{_suffix(name)}"
+    private, folder = verified.plan.private, verified.run.released / f"samples{suffix_of(name)}"
     image = private.image
     return read_samples(folder, private.classes, (image.height, image.width, image.channels))
-
-
-def _suffix(name: str | None) -> str:
-    return "" if name is None else f"-{name}"
 
 
 def distance_to_held_out(verified: VerifiedPlan, images: Images) -> float:

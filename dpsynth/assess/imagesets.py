@@ -5,10 +5,11 @@ readers that plans use, as strictly; one image that cannot be read refuses the w
 measure of the rest would be a measure of something else.
 """
 
+import contextlib
 import string
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -21,8 +22,9 @@ from dpsynth.models.lenet import Images, Labels
 from dpsynth.planning.caption_rules import PUBLIC
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import FolderSource, IdxSource, LettersSource, NpzSource, Source
-from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
+from dpsynth.readers import BadRecord, Record, RecordSource, UnreadableSourceError, open_source
 from dpsynth.readers.metadata import MOST_METADATA, NAMES, parse_metadata
+from dpsynth.readers.npz import NpzReader
 from dpsynth.readers.picture import SUFFIXES
 from dpsynth.readers.tree import READ_ERRORS, TooLargeError, Tree, open_tree
 
@@ -37,6 +39,8 @@ HINT = (
 ARRAYS = (("images", "labels"), ("arr_0", "arr_1"))
 """Names of images and labels in an NPZ: ours, and those that `np.savez` gives by itself."""
 LETTERS = 10_000
+MOST_BYTES = 1 << 32
+"""Largest set, in bytes of its decoded images: a small file may unpack to more than any memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,46 +178,60 @@ def brought_to(image: Images, shape: ImageShape) -> Images:
 
 
 def _read(given: str | Path, wanted: _Wanted) -> ImageSet:
-    path, labels = _paths(given, wanted.what)
+    path, labels = paths_of(given, wanted.what)
     if labels is not None or _is_idx(path):
         return _idx(path, labels, wanted)
-    if path.is_dir() or not _is_npz(path):
-        if not path.is_dir() and not zipfile.is_zipfile(path):
-            raise UsageError(f"{wanted.what} is no image set that dpsynth reads", hint=HINT)
-        with open_tree(path) as tree:
-            classes = _classes_of(tree, wanted.what)
-        source = FolderSource(kind="folder", path=path)
-        return _gathered(source, classes, wanted, labelled=bool(classes))
-    names = _array_names(path, wanted.what)
-    if names[1] is None:
-        return _unlabelled_npz(path, names[0], wanted)
-    source_npz = NpzSource(kind="npz", path=path, images=names[0], labels=names[1])
-    return _gathered(source_npz, None, wanted)
+    members = _members(path)
+    if any(name.endswith(".npy") for name in members):
+        return _npz(path, members, wanted)
+    if not path.is_dir() and not zipfile.is_zipfile(path):
+        raise UsageError(f"{wanted.what} is no image set that dpsynth reads", hint=HINT)
+    with open_tree(path) as tree:
+        classes = _classes_of(tree, wanted.what)
+    source = _opened(FolderSource(kind="folder", path=path), classes)
+    return _gathered(source, classes, wanted, labelled=bool(classes))
 
 
-def _paths(given: str | Path, what: str) -> tuple[Path, Path | None]:
-    """The path, and that of IDX labels where one is named. A name may hold a comma itself."""
+def paths_of(given: str | Path, what: str) -> tuple[Path, Path | None]:
+    """The path, and that of IDX labels where one is named. A name may hold a comma itself.
+
+    Raises:
+        MissingError: nothing lies there.
+        UsageError: what lies there is no folder and no regular file: such a one may never end.
+    """
     path, labels = Path(given), None
     if not path.exists() and "," in str(given):
         path, labels = (Path(part) for part in str(given).split(",", 1))
     if not path.exists() or (labels is not None and not labels.exists()):
         raise MissingError(f"{what}: there is nothing at the path that was given", hint=HINT)
+    if not (path.is_file() or path.is_dir()) or (labels is not None and not labels.is_file()):
+        raise UsageError(f"{what} is neither a folder nor a regular file", hint=HINT)
     return path, labels
+
+
+@contextlib.contextmanager
+def _readable(kind: str) -> Iterator[None]:
+    """Turn what damaged and closed files raise inside the block into UnreadableSourceError."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        raise UnreadableSourceError(kind, f"{type(error).__name__}: {error}") from error
 
 
 def _is_idx(path: Path) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with _readable("idx"), path.open("rb") as file:
         # Of what is packed by gzip alone, nothing else is an image set.
         return file.read(3).startswith((b"\0\0\x08", b"\x1f\x8b"))
 
 
-def _is_npz(path: Path) -> bool:
+def _members(path: Path) -> list[str]:
+    """Names in an archive; none in what is no archive."""
     if not path.is_file() or not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith(".npy") for name in archive.namelist())
+        return []
+    with _readable("npz"), zipfile.ZipFile(path) as archive:
+        return archive.namelist()
 
 
 def _idx(images: Path, labels: Path | None, wanted: _Wanted) -> ImageSet:
@@ -223,59 +241,39 @@ def _idx(images: Path, labels: Path | None, wanted: _Wanted) -> ImageSet:
         labels = beside
     if labels is not None:
         source = IdxSource(kind="idx", images=images, labels=labels)
-        return _gathered(source, None, wanted)
+        return _gathered(_opened(source), None, wanted)
     with tempfile.TemporaryDirectory() as folder:
         # The reader wants labels: zeros, as many as the header says there are images.
         zeros = Path(folder) / "labels"
         count = _idx_count(images)
         zeros.write_bytes(b"\0\0\x08\x01" + count.to_bytes(4, "big") + bytes(count))
         source = IdxSource(kind="idx", images=images, labels=zeros)
-        return _gathered(source, None, wanted, labelled=False)
+        return _gathered(_opened(source), None, wanted, labelled=False)
 
 
 def _idx_count(path: Path) -> int:
     import gzip
 
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-    try:
+    with _readable("idx"):
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path) if zipped else path.open("rb") as file:
             count = int.from_bytes(file.read(8)[4:], "big")
-    except (OSError, EOFError) as error:
-        raise UnreadableSourceError("idx", f"{type(error).__name__}: {error}") from error
     # A lying header must not cost memory; the reader finds out that it lies.
     return min(count, 1 << 26)
 
 
-def _array_names(path: Path, what: str) -> tuple[str, str | None]:
-    with zipfile.ZipFile(path) as archive:
-        there = set(archive.namelist())
+def _npz(path: Path, members: Sequence[str], wanted: _Wanted) -> ImageSet:
     for images, labels in ARRAYS:
-        if f"{images}.npy" in there:
-            return images, labels if f"{labels}.npy" in there else None
+        if f"{images}.npy" in members:
+            bare = f"{labels}.npy" not in members
+            source = NpzSource(kind="npz", path=path, images=images, labels=labels)
+            reader = NpzReader(source, None, None, unlabelled=bare)
+            return _gathered(reader, None, wanted, labelled=not bare)
     raise DataError(
-        f"{what}: the NPZ has no array `images` (or `arr_0`)",
+        f"{wanted.what}: the NPZ has no array `images` (or `arr_0`)",
         hint="np.savez(FILE, images=images, labels=labels), images (n, H, W) or (n, H, W, C)",
     )
-
-
-def _unlabelled_npz(path: Path, name: str, wanted: _Wanted) -> ImageSet:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            images = archive[name]
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise UnreadableSourceError("npz", f"{type(error).__name__}: {error}") from error
-    images = images[..., None] if images.ndim == 3 else images
-    fits = images.ndim == 4 and images.shape[3] in (1, 3) and images.size > 0
-    if fits and images.dtype.kind == "f":
-        fits = bool(((images >= 0) & (images <= 1)).all())  # False for NaN
-        images = np.rint(images.astype(np.float64) * 255).astype(np.uint8) if fits else images
-    if not fits or images.dtype != np.uint8:
-        raise UnreadableSourceError(
-            "npz", f"images are {images.dtype} {images.shape}, need uint8 or float in [0, 1]"
-        )
-    records = [Record(image, -1) for image in images]
-    return _built(records, (), wanted)
 
 
 def _classes_of(tree: Tree, what: str) -> tuple[str, ...]:
@@ -315,16 +313,26 @@ def _is_picture(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in SUFFIXES
 
 
+def _opened(source: Source, classes: tuple[str, ...] = ()) -> RecordSource:
+    return open_source(source, classes or None, None, PUBLIC)
+
+
 def _gathered(
-    source: Source, classes: tuple[str, ...] | None, wanted: _Wanted, *, labelled: bool = True
+    source: RecordSource, classes: tuple[str, ...] | None, wanted: _Wanted, *, labelled: bool = True
 ) -> ImageSet:
     """Read a source; `classes` names a folder's, None numbers them as the labels do."""
-    records, bad = list[Record](), list[BadRecord]()
-    for item in open_source(source, classes or None, None, PUBLIC):
+    records, bad, size = list[Record](), list[BadRecord](), 0
+    for item in source:
         if isinstance(item, BadRecord):
             bad.append(item)
-        else:
-            records.append(item if labelled else replace(item, label=-1))
+            continue
+        records.append(item if labelled else replace(item, label=-1))
+        size += item.image.nbytes
+        if size > MOST_BYTES:
+            raise DataError(
+                f"{wanted.what}: its images take more than {MOST_BYTES >> 30} GiB of memory",
+                hint="give fewer images, or smaller ones",
+            )
     if bad:
         first = f": {bad[0].name}: {bad[0].reason}" if wanted.reveal else ""
         raise DataError(

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from dpsynth.artifacts.files import sha256_file, storage_error, write_json
+from dpsynth.artifacts.manifest import NAME as MANIFEST
 from dpsynth.artifacts.rooms import LOCK_NAME
-from dpsynth.artifacts.samples import read_samples
+from dpsynth.artifacts.samples import content_digest, read_samples
 from dpsynth.assess.attributes import Captioned, drawn_for
 from dpsynth.assess.compare import MOST, Figures, Job, Pair
 from dpsynth.assess.features import content_hash
-from dpsynth.assess.imagesets import ImageSet, halves, in_order, letters, read_set, shared
+from dpsynth.assess.imagesets import ImageSet, halves, in_order, letters, paths_of, read_set, shared
 from dpsynth.assess.measured import (
     FEATURE_EPOCHS,
     Probe,
@@ -29,13 +30,16 @@ from dpsynth.assess.measured import (
     head,
     measured,
     sheet,
+    suffix_of,
 )
 from dpsynth.assess.perceptual import find_backbone
-from dpsynth.errors import DataError, UsageError
+from dpsynth.errors import DataError, UsageError, typed
 from dpsynth.models.inception import find_weights
 from dpsynth.models.lenet import Images, training_steps
-from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.schema import ImageShape, SourceHeldOut
+from dpsynth.planning.sources import plan_file
 from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.planning.yaml_plan import load_plan
 from dpsynth.public.sources import read_public
 from dpsynth.released.handout import hand_out
 
@@ -146,19 +150,21 @@ def evaluate_in_public(
         The report, and where it lies.
 
     Raises:
-        UsageError: the references are not declared public.
+        UsageError: the references are not declared public, or lie where the run's private records
+            or its curator's files do; `model` is no name.
         MissingError, DataError: as `compare_sets`.
     """
     if not public_reference:
         raise UsageError("a report that may be released needs a public reference")
-    plan, run = verified.plan, verified.run
-    suffix = "" if model is None else f"-{model}"
+    plan, run, suffix = verified.plan, verified.run, suffix_of(model)
+    _require_apart(verified, {"--reference": reference, "--train-reference": train_reference})
     halved = train_reference is None
     weights = find_weights(inception_weights), find_backbone(lpips_weights)
     ruler = _Ruler(probe, full, *weights, public=True, halved=halved)
     shape, folder = plan.private.image, run.released / f"samples{suffix}"
     size = (shape.height, shape.width, shape.channels)
     drawn = ImageSet(*read_samples(folder, plan.private.classes, size), tuple(plan.private.classes))
+    digest = content_digest(folder)
     if plan.private.captions is not None:
         drawn = replace(drawn, texts=tuple(drawn_for(folder)))
     held, learned = _references(reference, train_reference, shape, reveal=True)
@@ -167,6 +173,7 @@ def evaluate_in_public(
     path = run.released / f"evaluation-public{suffix}.json"
     report = _reported(job, sets, ruler, path.with_suffix(".png"), plan.name)
     report["samples"]["metadata_sha256"] = sha256_file(folder / "metadata.csv")
+    report["samples"]["content_sha256"] = digest  # `hand_out` tells by it what is out of date
     # The run folder's own path says where it lay at the custodian's: no news for a recipient.
     report |= {"noise_source": verified.noise_source, "sheet": path.with_suffix(".png").name}
     write_json(path, report)
@@ -306,15 +313,47 @@ def _facts(found: ImageSet) -> Figures:
 
 
 def _require_room(output: Path, public: bool) -> None:
-    """Refuse a curator-only report in a room of a run that others see."""
-    place = output.absolute()
-    for room in (place, *place.parents):
-        if room.name in {"released", "public"} and (room.parent / LOCK_NAME).is_file():
-            what = "what is handed out" if public else "a curator-only report"
-            raise UsageError(
-                f"--output lies in a run's {room.name}/, where this does not belong: {what}",
-                hint="--output DIR outside of it",
-            )
+    """Refuse a report in a room of a run that others see, or in a hand-out wherever it lies."""
+    what = "a report on public sets" if public else "a curator-only report"
+    for place in (output.absolute(), output.resolve()):
+        for room in (place, *place.parents):
+            inside = room.name in {"released", "public"} and (room.parent / LOCK_NAME).is_file()
+            if inside or all((room / name).is_file() for name in (LOCK_NAME, MANIFEST)):
+                room_is = f"a run's {room.name}/" if inside else "a hand-out"
+                raise UsageError(
+                    f"--output lies in {room_is}, where this does not belong: {what}",
+                    hint="--output DIR outside of it",
+                )
+
+
+def _require_apart(verified: VerifiedPlan, references: dict[str, str | Path | None]) -> None:
+    """Refuse as public what the run itself holds for private, by whatever path it is named."""
+    private = [verified.run.curator.resolve(), *_private_paths(verified)]
+    for what, given in references.items():
+        parts = () if given is None else paths_of(given, what)
+        for path in [part.resolve() for part in parts if part is not None]:
+            if any(path.is_relative_to(own) or own.is_relative_to(path) for own in private):
+                raise UsageError(
+                    f"{what} is or holds private records of this run, or files of its curator/: "
+                    "such a reference is not public",
+                    hint="name other images, or measure in private: "
+                    + typed("dpsynth", "evaluate", verified.run.root),
+                )
+
+
+def _private_paths(verified: VerifiedPlan) -> Iterator[Path]:
+    """Where the private records lie now, and where the plan says; none of a plan with public ones.
+
+    Copies under other paths are not found: no private file is opened for the comparison.
+    """
+    if verified.plan.private.public:
+        return
+    for plan in (verified.plan, load_plan(plan_file(verified.run))):
+        source, held_out = plan.private.source, plan.private.held_out
+        for kept in (source, held_out.source if isinstance(held_out, SourceHeldOut) else source):
+            for value in kept.model_dump().values():
+                if isinstance(value, Path):
+                    yield value.resolve()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`dpsynth replay`: recompute what was spent, from the transcript alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,10 +53,24 @@ def replay(
     from dpsynth.planning.replay import replay as check
 
     limit = parse_budget(budget)
-    report = check(*(targets or [opt.default_run()]), head=head, partial=partial, budget=limit)
+    places = targets or [opt.default_run()]
+    report = check(*places, head=head, partial=partial, budget=limit)
+    report = replace(report, notes=(*report.notes, *scores_notes(places)))
     result(report.to_json(), json, lambda: as_text(report))
     if not report.ok:
         raise ReplayError(report.verdict, hint="never hand this out; run without --unsafe-seed")
+
+
+def scores_notes(places: list[Path]) -> list[str]:
+    """Recompute the scores of hand-out folders; what to say where that could not be done.
+
+    Raises ReplayError where a file of scores is not what its matrix says.
+    """
+    from dpsynth.artifacts.manifest import NAME
+    from dpsynth.released.scores import check_scores
+
+    found = [check_scores(folder) for folder in places if (folder / NAME).is_file()]
+    return [text for text in found if text]
 
 
 def parse_budget(text: str | None) -> tuple[float, float | None] | None:

@@ -6,6 +6,7 @@ composition: docs/maths/evaluation.md.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from dpsynth.artifacts.settled import MODEL
 from dpsynth.artifacts.spending import Spender, calibration_hash, spending
 from dpsynth.console import progress
 from dpsynth.errors import BudgetError, MissingError, PlanError, typed
+from dpsynth.planning.schema import Private, SourceHeldOut
 from dpsynth.planning.verify import VerifiedPlan, require_allocated
 from dpsynth.planning.workload import CONFUSION
 from dpsynth.private.blocks import UP
@@ -29,7 +31,7 @@ from dpsynth.private.shares import unit_shares, weights_of
 from dpsynth.released.handout import hand_out
 from dpsynth.released.probe import Answer, Probe, trained_probe
 from dpsynth.released.scores import read_scores
-from dpsynth.vault import PrivacyUnits, Record, Units, open_private
+from dpsynth.vault import PrivacyUnits, Record, open_private
 from dpsynth.vault.checked import require_checked
 
 _UNITS = 1024  # units of several images that are clipped at once
@@ -59,7 +61,8 @@ def release_evaluation(verified: VerifiedPlan) -> dict[str, Any]:
         PlanError: the plan has no evaluation stage, or must be planned again after `pretrain`.
         BudgetError: already released, every slot is spent, or the run is closed.
         MissingError: an earlier stage or the samples are missing.
-        UsageError, DataError: the records were not checked, or the samples are damaged.
+        UsageError, DataError: the records were not checked, or the samples are damaged, or not what
+            the plan's sampler drew.
         ReplayError: a released file is not what was settled.
     """
     run, lock = verified.run, verified.lock
@@ -74,11 +77,12 @@ def release_evaluation(verified: VerifiedPlan) -> dict[str, Any]:
         run, lock, calibration_hash=calibration_hash(run), noise_source=verified.noise_source
     ) as spender:
         if spender.settled_digest(CONFUSION) is not None:
-            spender.close()  # a run that settled but died before its last line
+            spender.close()  # a run that settled but died before its last line,
+            hand_out(run)  # or before `released/` was whole
         slot = spender.release_slot(CONFUSION)
         _require_turn(spender, run, lock)
         held_out = open_private(verified).held_out  # reads nothing before it is iterated
-        _require_files(held_out, run)
+        _require_source(verified.plan.private, run)
         blocks = matrix_blocks(slot, several=verified.plan.budget.column is not None)
         probe = trained_probe(verified)
         noise = NoiseSource.for_run(lock, str(slot.id))
@@ -117,9 +121,14 @@ def _require_turn(spender: Spender, run: RunDir, lock: Lock) -> None:
             )
 
 
-def _require_files(held_out: Units, run: RunDir) -> None:
-    """A path that leads nowhere, such as that of a disk not attached, must not cost the charge."""
-    if not all(path.exists() for path in held_out.source.files()):
+def _require_source(private: Private, run: RunDir) -> None:
+    """A path that leads nowhere, such as that of a disk not attached, must not cost the charge.
+
+    The declared paths alone: no record that lies there decides whether the stage runs.
+    """
+    rule = private.held_out
+    source = rule.source if isinstance(rule, SourceHeldOut) else private.source
+    if not all(path.exists() for _, path in source if isinstance(path, Path)):
         raise MissingError(
             "the held-out records are not where the plan says; nothing was charged",
             hint="put them back where the plan says, then "

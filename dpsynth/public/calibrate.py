@@ -183,15 +183,18 @@ def plot_radius(norms: dict[str, NDArray[np.float64]], radii: dict[str, float], 
     saved_figure(figure, path)
 
 
-def saved_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure as a PNG, atomically, with nothing of this machine in it."""
+def saved_figure(figure: Any, path: Path, stamp: str | None = None) -> None:
+    """Write a matplotlib figure as a PNG, atomically, with nothing of this machine in it.
+
+    `stamp`: its text field "dpsynth", which says who may see it.
+    """
     import io
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None, "dpsynth": stamp})
     write_atomic(path, buffer.getvalue())
 
 

@@ -52,7 +52,8 @@ class NpzReader:
     A float image is scaled to 0..255 and rounded; one with a value that is not in [0, 1]
     (NaN and infinity among them) is a BadRecord. The array `column` (n,) of text or whole numbers
     names privacy units. With `captions` the source's array of captions (n,) of text is read too;
-    where they follow a template, there need be no labels.
+    where they follow a template, there need be no labels. `unlabelled`: there are none to read, and
+    each record's label is 0.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class NpzReader:
         image: ImageShape | None,
         column: str | None = None,
         captions: CaptionRule | None = None,
+        *,
+        unlabelled: bool = False,
     ) -> None:
         self._source, self._declared, self._image = source, classes, image
-        self._column = column
+        self._column, self._unlabelled = column, unlabelled
         self._captions = captions if source.captions is not None else None
 
     def files(self) -> list[Path]:
@@ -137,6 +140,7 @@ class NpzReader:
 
                 unlabelled = captions is not None and captions.is_template
                 unlabelled = unlabelled and f"{source.labels}.npy" not in archive.namelist()
+                unlabelled = unlabelled or self._unlabelled
                 images = _Rows.of(stack.enter_context(archive.open(f"{source.images}.npy")))
                 arrays = _Arrays(
                     images,
@@ -176,8 +180,9 @@ class NpzReader:
         """Records with their places; of all places where none are named."""
         count = arrays.images.shape[0]
         end = count if places is None else places[-1] + 1
-        for start in range(0, min(count, end), BLOCK):
-            block = min(BLOCK, count - start)
+        most = min(BLOCK, block_rows(_image_shape(arrays.images)))
+        for start in range(0, min(count, end), most):
+            block = min(most, count - start)
             rows = arrays.rows(block)
             for place in _within(places, start, start + block):
                 yield place, self._item(place, *rows[place - start])

@@ -3,7 +3,8 @@
 Its builder takes the lock, the transcript and what lies in `released/`, and nothing else.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dpsynth.accounting.compose import epsilon
@@ -12,6 +13,7 @@ from dpsynth.artifacts.cells import MOST_LLOYD, lloyd_name
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.transcript import Transcript
 from dpsynth.console import counted
+from dpsynth.errors import DataError
 from dpsynth.planning.units import RECORD, UnitColumn, read_unit, unit_words
 
 UNSAFE = "UNSAFE: the noise came from a fixed seed. Nothing here is private; for tests alone."
@@ -45,6 +47,17 @@ FILES = {
     "contact-sheet-plain.png": "the same without augmentation",
 }
 
+_MARKS = re.compile(r"([!-/:-@\[-`{-~])")  # ASCII punctuation: what a backslash makes literal
+
+
+def literal(text: str) -> str:
+    r"""Any text as one line of Markdown that shows it as it is: names are not to be trusted.
+
+    >>> print(literal("a*b " + chr(10) + "# y"))
+    a\*b \# y
+    """
+    return _MARKS.sub(r"\\\1", " ".join(text.split()))
+
 
 def stamps(lock: Lock) -> dict[str, str]:
     """Text fields for every image and sheet of a run."""
@@ -73,6 +86,8 @@ def build_card(
     `samples`: summaries of the finished sample folders, by folder name; `files`: what else lies in
     the hand-out folder; `evaluation`: its `evaluation.json`, where an evaluation was charged, and
     `of_samples`, the folder that it is of (None for one that was drawn anew since).
+
+    Raises DataError: a summary holds something else than a sampler writes.
     """
     parts = [
         f"# {lock.facts['name']}: synthetic images under differential privacy",
@@ -215,10 +230,10 @@ def _is_closed(transcript: Transcript) -> bool:
 
 
 def _evaluated(lock: Lock, found: dict[str, Any]) -> str:
-    """The released scores, each with its error."""
+    """The released scores, each with its interval."""
     rows = ["| class | recall | precision |", "| --- | --- | --- |"]
     rows += [
-        f"| {one['class']} | {in_words(one['recall'])} | {in_words(one['precision'])} |"
+        f"| {literal(one['class'])} | {in_words(one['recall'])} | {in_words(one['precision'])} |"
         for one in found["per_class"]
     ]
     folder = found.get("of_samples")
@@ -230,8 +245,8 @@ def _evaluated(lock: Lock, found: dict[str, Any]) -> str:
         f"held-out private records: accuracy **{in_words(found['accuracy'])}**. The matrix that "
         "this follows from carries noise and is among the charges above: using these figures "
         "costs nothing more. Held-out records, by that matrix: "
-        f"{records['value']:.0f} +- {records['error']:.0f}. After +- stands one standard error, of "
-        f"noise and of sampling together; intervals at {found['level']:.0%} and the matrix are in "
+        f"{records['value']:.0f} +- {records['error']:.0f}. In brackets stand intervals at "
+        f"{found['level']:.0%}, by noise and sampling together; errors and the matrix are in "
         "`evaluation.json`." + _independent(lock) + "\n\n" + "\n".join(rows),
     )
 
@@ -249,13 +264,13 @@ def in_words(given: dict[str, Any]) -> str:
     """A score of `evaluation.json` for people.
 
     >>> in_words({"value": 0.812, "error": 0.031, "low": 0.75, "high": 0.87})
-    '0.812 +- 0.031'
+    '0.812 (0.750 to 0.870)'
     >>> in_words({"value": None, "error": None, "low": 0.2, "high": 1.0})
     'unknown (0.200 to 1.000)'
     """
     if given["value"] is None:
         return f"unknown ({given['low']:.3f} to {given['high']:.3f})"
-    return f"{given['value']:.3f} +- {given['error']:.3f}"
+    return f"{given['value']:.3f} ({given['low']:.3f} to {given['high']:.3f})"
 
 
 def _adversary(lock: Lock) -> str:
@@ -312,31 +327,41 @@ def _noise(lock: Lock) -> str:
 
 def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[str]) -> str:
     rows = [f"- `{name}`: {what}." for name, what in FILES.items() if name in files]
-    for folder, summary in sorted(samples.items()):
-        how = ", ".join(_how_made(summary.get("origin", {})))
-        rows.append(f"- `{folder}/`: {summary['count']:,} {_images(summary['count'])} ({how}).")
+    rows += [_drawn(folder, summary) for folder, summary in sorted(samples.items())]
+    classes = ", ".join(literal(name) for name in lock.facts["private"]["classes"])
     versions = ", ".join(f"{name} {version}" for name, version in sorted(lock.versions.items()))
     if not samples:
         rows.append("- No images were drawn yet.")
     text = "\n".join(rows)
     return _section(
         "Contents",
-        f"{text}\n\nClasses: {', '.join(lock.facts['private']['classes'])}. "
+        f"{text}\n\nClasses: {classes}. "
         f"Every file and its SHA-256: `manifest.json`. Made with {versions}.",
     )
 
 
-def _images(count: int) -> str:
-    return "image" if count == 1 else "images"
+def _drawn(folder: str, summary: dict[str, Any]) -> str:
+    """One line on a folder of samples."""
+    try:
+        count, how = int(summary["count"]), ", ".join(_how_made(summary.get("origin", {})))
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"{folder}.json is damaged: its origin or its count is none that a sampler writes",
+            hint="remove it, then dpsynth sample RUN",
+        ) from error
+    return f"- `{folder}/`: {count:,} {'image' if count == 1 else 'images'} ({how})."
 
 
 def _how_made(origin: dict[str, Any]) -> Iterator[str]:
     """What samples were drawn from, and how the decoded images were finished."""
-    yield from (f"{key} {origin[key]}" for key in ("model", "steps", "guidance") if key in origin)
+    shown: dict[str, Callable[[Any], object]]
+    shown = {"model": literal, "steps": int, "guidance": float}
+    yield from (f"{key} {read(origin[key])}" for key, read in shown.items() if key in origin)
     if origin.get("port") == "guide":
         yield f"started at t0 {origin['start']:g} from the released moments: the sampling port"
         if "mean" in origin:
-            yield f"a control, with {origin['mean']} means in the place of the released ones"
+            mean = literal(origin["mean"])
+            yield f"a control, with {mean} means in the place of the released ones"
     if "sharpen" in origin:
         yield f"sharpened by an unsharp mask of gain {origin['sharpen']:.3g}"
     if "augment" in origin:

@@ -18,7 +18,7 @@ from dpsynth.released.card import build_card, spent, stamps
 from dpsynth.released.page.gallery import Gallery, HandOut, gallery
 from dpsynth.released.page.odds import Odds, charged, odds_of
 from dpsynth.released.page.pictures import png_file
-from dpsynth.released.page.prose import Section, plain_names, plain_scores, sections
+from dpsynth.released.page.prose import Section, sections
 from dpsynth.released.page.render import number, render
 
 NAME = "card.html"
@@ -51,8 +51,7 @@ def build_card_page(
     shown.
     """
     odds = odds_of(lock, charged(lock, transcript))
-    card = build_card(plain_names(lock), transcript, samples, files, plain_scores(evaluation))
-    said = sections(card, CAPTIONS)
+    said = sections(build_card(lock, transcript, samples, files, evaluation), CAPTIONS)
     return render(
         "card.html",
         {

@@ -4,16 +4,19 @@ Afterwards `dpsynth replay released/` needs nothing else. Every step may call it
 did not change are left alone, and the manifest, which vouches for all others, comes last.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
-from dpsynth.artifacts.files import write_atomic
+from dpsynth.artifacts.files import read_json, write_changed
 from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.manifest import write_manifest
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.samples import content_digest, read_summary
 from dpsynth.artifacts.settled import made_files, require_grown, require_settled
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
+from dpsynth.console import note
+from dpsynth.errors import DataError, MissingError, ReplayError
 from dpsynth.released.card import FILES, build_card, spent
 from dpsynth.released.card_page import NAME as CARD_PAGE
 from dpsynth.released.card_page import build_card_page
@@ -27,6 +30,7 @@ PUBLIC_FILES = (
     "calibration.json",
 )
 """What a recipient needs to turn codes into images; written by `pretrain` from public data."""
+_FOLDER = re.compile("samples[a-z-]*")
 
 
 def hand_out(run: RunDir) -> dict[str, Any]:
@@ -34,9 +38,12 @@ def hand_out(run: RunDir) -> dict[str, Any]:
 
     Raises:
         MissingError: nothing was planned or spent yet.
-        ReplayError: lock or transcript do not hold, or a round's file was never settled.
+        ReplayError: lock or transcript do not hold, a round's file was never settled, or a symlink
+            lies in `released/`.
+        DataError: a summary of samples was damaged.
         BudgetError: the transcript is not the one that `released/` comes from.
     """
+    _require_plain(run.released)
     lock = read_lock(run.lock)
     whole = read_transcript(run.transcript).whole_bytes
     require_grown(run)
@@ -45,24 +52,31 @@ def hand_out(run: RunDir) -> dict[str, Any]:
     data = run.transcript.read_bytes()[:whole]
     transcript = parse_transcript(data)
     folder = run.released
-    _put(folder / LOCK_NAME, run.lock.read_bytes())
-    _put(folder / TRANSCRIPT_NAME, data)
+    write_changed(folder / LOCK_NAME, run.lock.read_bytes())
+    write_changed(folder / TRANSCRIPT_NAME, data)
     for name in PUBLIC_FILES:
         if (run.public / name).exists():
-            _put(folder / "public" / name, (run.public / name).read_bytes())
+            write_changed(folder / "public" / name, (run.public / name).read_bytes())
     evaluation = _evaluation(run, lock)
+    _drop_stale(folder)
     files = [name for name in FILES if (folder / name).exists()]
     told = (lock, transcript, _samples(folder), files, evaluation)
-    _put(folder / "card.md", build_card(*told).encode())
-    _put(folder / CARD_PAGE, build_card_page(*told, folder=folder).encode())
+    write_changed(folder / "card.md", build_card(*told).encode())
+    write_changed(folder / CARD_PAGE, build_card_page(*told, folder=folder).encode())
     epsilon = spent(lock, transcript)
     write_manifest(folder, epsilon=epsilon)
     return {"released": str(folder), "epsilon": epsilon, "head": transcript.head}
 
 
-def _put(path: Path, data: bytes) -> None:
-    if not path.exists() or path.read_bytes() != data:
-        write_atomic(path, data)
+def _require_plain(folder: Path) -> None:
+    """Refuse links before anything is made of what they lead to, which may lie outside."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise ReplayError(
+                f"{path.relative_to(folder)} in released/ is a symlink: a hand-out holds plain "
+                "files",
+                hint="remove it, then type the same command again",
+            )
 
 
 def _evaluation(run: RunDir, lock: Lock) -> dict[str, Any] | None:
@@ -75,7 +89,27 @@ def _evaluation(run: RunDir, lock: Lock) -> dict[str, Any] | None:
     return {**found, "of_samples": folder.name if same else None}
 
 
+def _drop_stale(folder: Path) -> None:
+    """Remove public reports on samples that are no longer there: others were drawn since.
+
+    Told by the images, too: `metadata.csv` is the same for other images of the same labels.
+    """
+    reports = [folder / "evaluation-public.json", *folder.glob("evaluation-public-*.json")]
+    for path in [report for report in reports if report.exists()]:
+        measured = read_json(path).get("samples")
+        said = measured.get("content_sha256") if isinstance(measured, dict) else None
+        try:
+            found = content_digest(folder / path.stem.replace("evaluation-public", "samples", 1))
+        except (DataError, MissingError):  # there is no whole folder
+            found = None
+        if found is None or found != said:
+            path.with_suffix(".png").unlink(missing_ok=True)
+            path.unlink()
+            note(f"{path.name} was of other samples, and is removed")
+
+
 def _samples(folder: Path) -> dict[str, dict[str, Any]]:
     """Summaries of the finished sample folders, by name."""
-    found = {path.name: read_summary(path) for path in sorted(folder.glob("samples*"))}
+    folders = [path for path in sorted(folder.glob("samples*")) if _FOLDER.fullmatch(path.name)]
+    found = {path.name: read_summary(path) for path in folders}
     return {name: summary for name, summary in found.items() if summary is not None}

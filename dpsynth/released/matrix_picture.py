@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.artifacts.files import write_atomic
+from dpsynth.artifacts.files import write_changed
 from dpsynth.artifacts.sheet import MARGIN, TEXT, encode_png
 
 if TYPE_CHECKING:
@@ -25,17 +25,18 @@ _NAME = 14  # letters of a class name that are drawn
 
 
 def row_shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares (Y, Y) of each row's records; negative counts, which noise makes, are drawn as none.
+    """Shares (Y, Y) of each row's records, cut to [0, 1]: on the diagonal, the recall.
 
-    A row without a positive count has no shares: zeros.
+    Negative counts, which noise makes, stay in the sum of their row, so that it has no bias. A row
+    whose sum is not positive has no shares: zeros.
 
-    >>> row_shares(np.array([[3.0, 1.0], [-2.0, -1.0]])).tolist()
-    [[0.75, 0.25], [0.0, 0.0]]
+    >>> row_shares(np.array([[3.0, 1.0], [9.0, -1.0], [-2.0, -1.0]])).tolist()
+    [[0.75, 0.25], [1.0, 0.0], [0.0, 0.0]]
     """
-    kept = np.clip(counts, 0.0, None)
-    rows = kept.sum(axis=1, keepdims=True)
-    found: NDArray[np.float64] = np.divide(kept, rows, out=np.zeros_like(kept), where=rows > 0)
-    return found
+    rows = counts.sum(axis=1, keepdims=True)
+    found = np.divide(counts, rows, out=np.zeros_like(counts), where=rows > 0)
+    clipped: NDArray[np.float64] = np.clip(found, 0.0, 1.0)
+    return clipped
 
 
 def draw_matrix(
@@ -43,24 +44,28 @@ def draw_matrix(
     classes: Sequence[str],
     path: Path,
     *,
+    noise: float = 0.0,
     heads: Sequence[str] = (),
     stamp: Mapping[str, str] | None = None,
 ) -> Path:
     """Draw counts (Y, Y), true classes by row and answers by column, and write a PNG atomically.
 
-    `heads`: lines of text above it; `stamp` becomes PNG text fields.
+    Each cell says its count and is shaded by its share of the row; a count within two `noise`
+    (standard deviations) of nothing is grey. `heads`: lines of text above it; `stamp` becomes PNG
+    text fields. A file that holds this very picture is left alone.
 
     Raises MissingError: Pillow is not installed.
     """
-    write_atomic(path, encode_png(_drawn(row_shares(counts), list(classes), heads), stamp or {}))
+    write_changed(path, encode_png(_drawn(counts, noise, list(classes), heads), stamp or {}))
     return path
 
 
 def _drawn(
-    shares: NDArray[np.float64], classes: list[str], heads: Sequence[str]
+    counts: NDArray[np.float64], noise: float, classes: list[str], heads: Sequence[str]
 ) -> NDArray[np.uint8]:
     from PIL import Image, ImageDraw, ImageFont
 
+    shares = row_shares(counts)
     font = ImageFont.load_default(size=TEXT)
     many = len(classes) >= MANY
     cell = max(1, min(CELL, _SIDE // len(classes))) if many else CELL
@@ -81,10 +86,11 @@ def _drawn(
         pen.text((MARGIN, middle), name, fill="black", font=font, anchor="lm")
         above = (left + y * cell + cell // 2, top - 4)
         pen.text(above, _fitting(name, font, cell), fill="black", font=font, anchor="ms")
-        for c in np.flatnonzero(shares[y] >= 0.005).tolist():
+        for c, count in enumerate(counts[y].tolist()):
             ink = "white" if shares[y, c] > 0.5 else "black"
+            ink = ink if abs(count) >= 2 * noise else "darkgray"
             at = (left + c * cell + cell // 2, middle)
-            pen.text(at, f"{100 * shares[y, c]:.0f}", fill=ink, font=font, anchor="mm")
+            pen.text(at, str(round(count)), fill=ink, font=font, anchor="mm")
     return np.asarray(sheet)
 
 

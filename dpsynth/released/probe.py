@@ -1,11 +1,12 @@
 """The classifier of a charged evaluation: `evaluate`'s first probe, trained on released samples.
 
-Post-processing: it is a function of `released/samples` and of public settings. What it says of a
-record is a function of that record alone.
+Post-processing: it is a function of `released/samples`, which the plan's sampler drew of released
+files, and of public settings. What it says of a record is a function of that record alone.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.lenet import LeNet, to_tensor, train_probe, training_steps
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.released.sampling import own_origin
 
 SEED = 0
 """Of `assess.probes.SEEDS` the first: `evaluate` shows the mean of three."""
@@ -52,14 +54,11 @@ def trained_probe(verified: VerifiedPlan) -> Probe:
     Raises:
         MissingError: the samples were not drawn, or not to the end.
         DataError: they are damaged.
-        UsageError: training ended with weights that are not finite.
+        UsageError: they are not what the sampler drew, or changed meanwhile; training ended with
+            weights that are not finite.
     """
     plan, folder = verified.plan, verified.run.released / "samples"
-    if read_summary(folder) is None:
-        raise MissingError(
-            "the samples come first: the classifier learns from them alone",
-            hint=typed("dpsynth", "sample", verified.run.root),
-        )
+    digest = _drawn_digest(verified, folder)
     image, classes = plan.private.image, plan.private.classes
     shape = (image.height, image.width, image.channels)
     images, labels = read_samples(folder, classes, shape)
@@ -73,4 +72,35 @@ def trained_probe(verified: VerifiedPlan) -> Probe:
             "the probe did not learn: its weights are not finite",
             hint="look at released/contact-sheet.png; nothing was charged",
         )
-    return Probe(net, content_digest(folder), len(images), steps)
+    if content_digest(folder) != digest:
+        raise _not_drawn(verified, "the samples changed while the probe learned from them")
+    return Probe(net, digest, len(images), steps)
+
+
+def _drawn_digest(verified: VerifiedPlan, folder: Path) -> str:
+    """Digest of the samples, if they are what the plan's sampler drew of what is released.
+
+    The composition rests on that: the probe must be a function of earlier outputs. A forger who
+    writes a summary to match is not found out (docs/maths/evaluation.md, V1).
+    """
+    summary = read_summary(folder)
+    if summary is None:
+        raise MissingError(
+            "the samples come first: the classifier learns from them alone",
+            hint=typed("dpsynth", "sample", verified.run.root),
+        )
+    digest = summary.get("content_sha256")
+    if not isinstance(digest, str):
+        raise _not_drawn(verified, "the samples come from a version that kept no digest of them")
+    if summary.get("origin") != own_origin(verified, summary.get("count", 0)):
+        raise _not_drawn(verified, "the samples are not the plan's own, or of other files than now")
+    if content_digest(folder) != digest:
+        raise _not_drawn(verified, "the samples are not those that were drawn: a file changed")
+    return digest
+
+
+def _not_drawn(verified: VerifiedPlan, why: str) -> UsageError:
+    return UsageError(
+        f"{why}; nothing was charged",
+        hint="remove released/samples.json, then " + typed("dpsynth", "sample", verified.run.root),
+    )

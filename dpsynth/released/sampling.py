@@ -128,6 +128,15 @@ def _made_of(
     return _pictures(representation, draw, finish), origin
 
 
+def own_origin(verified: VerifiedPlan, count: int) -> dict[str, Any]:
+    """Origin of so many samples of the plan's own, were they drawn of the files that are there now.
+
+    Raises MissingError: what they are made of is not there.
+    """
+    plan = verified.plan
+    return _made_of(verified, count, _route(plan, own_model(plan)), asked_of(plan))[1]
+
+
 def _is_kept(folder: Path, origin: dict[str, Any]) -> bool:
     summary = read_summary(folder)
     return summary is not None and summary["origin"] == origin

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dpsynth.artifacts.confusion import NAME as MATRIX
 from dpsynth.artifacts.confusion import ReleasedConfusion, load_confusion
-from dpsynth.artifacts.files import read_json, sha256_file, write_json
-from dpsynth.artifacts.lock import Lock
-from dpsynth.artifacts.rooms import RunDir
-from dpsynth.errors import DpsynthError, UsageError
+from dpsynth.artifacts.files import read_json, readable_json, sha256_file, write_changed
+from dpsynth.artifacts.lock import Lock, read_lock
+from dpsynth.artifacts.rooms import LOCK_NAME, RunDir
+from dpsynth.errors import MissingError, ReplayError, UsageError
 from dpsynth.released.card import in_words, stamps
 from dpsynth.released.matrix_picture import draw_matrix
 
@@ -187,8 +187,20 @@ def read_scores(released: Path) -> dict[str, Any]:
     return read_json(released / NAME)
 
 
+def made_scores(released: Path, lock: Lock) -> dict[str, Any]:
+    """What `evaluation.json` has to say, made of the released matrix; the file is not believed.
+
+    Raises:
+        MissingError: there is no matrix, or no safetensors to read it.
+        UsageError: it is damaged, or of other classes than the lock's.
+    """
+    path = released / MATRIX
+    found = scores(load_confusion(path), list(lock.facts["private"]["classes"]))
+    return {**found, "matrix_sha256": sha256_file(path), "stamps": stamps(lock)}
+
+
 def refresh_scores(run: RunDir, lock: Lock) -> dict[str, Any] | None:
-    """Make `evaluation.json` and its picture of the released matrix, where they are not of it yet.
+    """Make `evaluation.json` and its picture of the released matrix, whatever they hold by now.
 
     Returns the scores; None, and no file of an earlier matrix, where there is no matrix.
     """
@@ -197,26 +209,45 @@ def refresh_scores(run: RunDir, lock: Lock) -> dict[str, Any] | None:
         path.unlink(missing_ok=True)
         picture.unlink(missing_ok=True)
         return None
-    digest, known = sha256_file(source), _known(path)
-    if picture.is_file() and known is not None and known.get("matrix_sha256") == digest:
-        return known
-    classes = list(lock.facts["private"]["classes"])
-    matrix = load_confusion(source)
-    found = {**scores(matrix, classes), "matrix_sha256": digest}
-    found |= {"stamps": stamps(lock)}
+    found = made_scores(run.released, lock)
     heads = [
         f"{lock.facts['name']}: accuracy {in_words(found['accuracy'])}",
-        "rows: true class, columns: the probe's answer, in percent of a row",
-        f"noise of a cell: +- {found['cell_error']:.2g} records; negative counts are drawn as none",
+        "rows: true class, columns: the probe's answer, in records",
+        f"noise of a cell: +- {found['cell_error']:.2g} records; grey: within twice that",
     ]
-    draw_matrix(estimated(matrix).cells, classes, picture, heads=heads, stamp=stamps(lock))
-    write_json(path, found)
+    cells, noise = np.array(found["matrix"]), found["cell_error"]
+    draw_matrix(cells, found["classes"], picture, noise=noise, heads=heads, stamp=stamps(lock))
+    write_changed(path, readable_json(found))
     return found
 
 
-def _known(path: Path) -> dict[str, Any] | None:
+def check_scores(folder: Path) -> str:
+    """Compare a hand-out's `evaluation.json` with what its matrix says: it is recomputed.
+
+    Returns a note where that could not be done, else nothing.
+
+    Raises:
+        ReplayError: the file says something else, or is there without a matrix.
+    """
+    if not (folder / NAME).is_file():
+        return ""
+    if not (folder / MATRIX).is_file():
+        raise ReplayError(f"{NAME} is there without {MATRIX}, which it follows from")
     try:
-        found = read_json(path)
-    except DpsynthError:  # absent or damaged: made anew
-        return None
-    return found if found.get("format") == FORMAT else None
+        said, found = read_json(folder / NAME), made_scores(folder, read_lock(folder / LOCK_NAME))
+    except MissingError as error:  # a light install
+        return f"{NAME} was not recomputed from {MATRIX}: {error.message}"
+    except UsageError as error:
+        raise ReplayError(error.message) from error
+    if said.get("format") != FORMAT:
+        return f"{NAME} was not recomputed from {MATRIX}: it is of another version"
+    wrong = [key for key in _FOLLOWS if said.get(key) != found[key]]
+    if wrong:
+        raise ReplayError(f"{NAME} is not what {MATRIX} says: {', '.join(wrong)}")
+    return ""
+
+
+_FOLLOWS = (
+    "accuracy", "cell_error", "classes", "level", "matrix", "matrix_sha256", "per_class", "probe",
+    "records", "samples",
+)  # fmt: skip

@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 
 from dpsynth.artifacts.samples import (
     SamplesWriter,
+    content_digest,
     read_samples,
     read_summary,
     summary_path,
@@ -84,6 +85,7 @@ def test_killed_between_shards_goes_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(back_labels, labels)
     summary = read_summary(folder)
     assert summary is not None and summary["count"] == 30 and summary["origin"] == origin
+    assert summary["content_sha256"] == content_digest(folder)
 
 
 def test_shards_of_another_origin_are_discarded(tmp_path: Path) -> None:

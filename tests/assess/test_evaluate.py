@@ -14,7 +14,8 @@ from dpsynth.assess import features as feature_module
 from dpsynth.assess import measured as module
 from dpsynth.assess import probes as probe_module
 from dpsynth.assess.evaluate import evaluate
-from dpsynth.errors import DataError, MissingError
+from dpsynth.assess.sets import evaluate_in_public
+from dpsynth.errors import DataError, MissingError, UsageError
 from dpsynth.models import lenet
 from dpsynth.planning.steps import status
 from dpsynth.planning.verify import VerifiedPlan, load_verified, make_run
@@ -220,6 +221,22 @@ def test_without_samples_says_what_to_type(verified: VerifiedPlan) -> None:
     with pytest.raises(MissingError) as caught:
         evaluate(verified, model="nothing")
     assert "dpsynth sample" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "name", ["prior/../../released/samples-prior", "../x", "/x", ".", "", "a b", "A", "a\n"]
+)
+def test_a_model_is_a_plain_name_that_leads_nowhere(verified: VerifiedPlan, name: str) -> None:
+    images, labels = digits()
+    released = verified.run.released
+    for folder in ("samples", "samples-prior", "samples-"):
+        write_samples(released / folder, images[:100], labels[:100], CLASSES)
+    before = set(verified.run.root.rglob("*"))
+    with pytest.raises(UsageError, match="--model"):
+        evaluate(verified, model=name)
+    with pytest.raises(UsageError, match="--model"):
+        evaluate_in_public(verified, "absent", model=name, public_reference=True)
+    assert set(verified.run.root.rglob("*")) == before
 
 
 def test_an_empty_side_is_a_data_error(verified: VerifiedPlan, planned: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import zipfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from dpsynth.artifacts.samples import write_samples
+from dpsynth.assess import imagesets as module
 from dpsynth.assess.imagesets import ImageSet, brought_to, halves, read_set, shared
 from dpsynth.errors import DataError, MissingError, UsageError
 from dpsynth.planning.schema import ImageShape
@@ -152,6 +154,53 @@ def test_refusals_name_the_option_and_no_private_word(tmp_path: Path) -> None:
     assert "secret" not in refusal(DataError, tmp_path / "secret-range.npz")
     (tmp_path / "secret.gz").write_bytes(gzip.compress(idx(GREY)[:40]))
     refusal(DataError, tmp_path / "secret.gz")
+
+
+def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
+    """An array of bytes whose header says what shape it has."""
+    file = io.BytesIO()
+    head = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, head)
+    return file.getvalue() + data
+
+
+def test_files_that_lie_about_themselves_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "secret.npz", images=GREY, labels=LABELS)
+    data = bytearray((tmp_path / "secret.npz").read_bytes())
+    data[data.find(b"PK\x01\x02")] = 0
+    (tmp_path / "secret.npz").write_bytes(data)
+    (tmp_path / "secret.gz").write_bytes(b"\x1f\x8b" + bytes(20))
+    (tmp_path / "deflate.gz").write_bytes(gzip.compress(idx(GREY))[:10] + b"\xff" * 20)
+    for name, more in (("lie", {}), ("labelled", {"labels.npy": npy((10**6,))})):
+        with zipfile.ZipFile(tmp_path / f"secret-{name}.npz", "w") as archive:
+            for member, content in {"images.npy": npy((10**6, 1000, 1000)), **more}.items():
+                archive.writestr(member, content)
+    for name in ("secret.npz", "secret.gz", "deflate.gz", "secret-lie.npz", "secret-labelled.npz"):
+        said = refusal(DataError, tmp_path / name)
+        assert "cannot be read as an image set" in said and "secret" not in said, name
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "t.idx").write_bytes(idx(GREY))
+    pair = f"{tmp_path / 't.idx'},{tmp_path / 'pipe'}"
+    for given_ in (os.devnull, tmp_path / "pipe", pair, f"{tmp_path / 't.idx'},{tmp_path}"):
+        assert "regular file" in refusal(UsageError, given_)
+
+
+def test_a_set_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / "bare.npz", images=GREY)
+    np.savez_compressed(tmp_path / "labelled.npz", images=GREY, labels=LABELS)
+    (tmp_path / "t.idx").write_bytes(idx(GREY))
+    given_ = [tmp_path / "bare.npz", tmp_path / "labelled.npz", tmp_path / "t.idx",
+              zipped(flat(tmp_path / "flat", GREY))]  # fmt: skip
+    monkeypatch.setattr(module, "MOST_BYTES", GREY.nbytes)
+    assert all(len(read_set(one, "--samples")) == len(GREY) for one in given_)
+    monkeypatch.setattr(module, "MOST_BYTES", GREY.nbytes - 1)
+    for one in given_:
+        assert "memory" in refusal(DataError, one)
 
 
 def test_classes_are_matched_by_name(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from sklearn.datasets import load_digits
 from dpsynth.artifacts.samples import write_samples
 from dpsynth.assess import sets as module
 from dpsynth.assess.evaluate import evaluate
-from dpsynth.assess.sets import compare_sets
-from dpsynth.errors import DataError, UsageError
+from dpsynth.assess.sets import compare_sets, evaluate_in_public
+from dpsynth.errors import DataError, MissingError, UsageError
 from dpsynth.models import lenet
-from dpsynth.planning.verify import load_verified, make_run
+from dpsynth.planning.verify import VerifiedPlan, load_verified, make_run
 
 Compared = tuple[Path, dict[str, Any]]
 CLASSES = [str(i) for i in range(10)]
@@ -109,6 +109,82 @@ def test_a_private_reference_stays_with_the_curator(compared: Compared) -> None:
         with pytest.raises(UsageError, match="released"):
             compare_sets(folder / "samples.npz", folder / "test.npz", output)
     assert list(room.iterdir()) == []
+
+
+def test_no_report_enters_a_hand_out_by_another_name(folder: Path) -> None:
+    room = folder / "runs/x/released"
+    room.mkdir(parents=True)
+    (folder / "runs/x/plan.lock.json").write_text("{}")
+    received = folder / "received"
+    received.mkdir()
+    for name in ("plan.lock.json", "manifest.json"):
+        (received / name).write_text("{}")
+    (folder / "link").symlink_to(room)
+    (folder / "deep").mkdir()
+    (folder / "deep/link").symlink_to(received)
+    (folder / "deep/released").symlink_to(folder / "out")
+    (folder / "deep/plan.lock.json").write_text("{}")
+    outputs = ("link", "link/new", "received", "received/public/new", "deep/link/new",
+               "deep/released", "out/../runs/x/released", "runs/x/curator/../released")  # fmt: skip
+    for output in outputs:
+        for public in (False, True):
+            with pytest.raises(UsageError, match="--output lies in"):
+                compare_sets("absent", "absent", folder / output, public_reference=public)
+    assert list(room.iterdir()) == [] and len(list(received.iterdir())) == 2
+    with pytest.raises(MissingError):  # beside the rooms there is nothing to refuse
+        compare_sets("absent", "absent", folder / "runs/x/curator/new")
+
+
+def run_of(folder: Path, plan: str = PLAN) -> VerifiedPlan:
+    (folder / "plan.yaml").write_text(plan)
+    return make_run(folder / "plan.yaml", folder / "run")
+
+
+def require_refused(verified: VerifiedPlan, **references: Any) -> None:
+    given = {"reference": verified.run.root.parent / "samples.npz", **references}
+    with pytest.raises(UsageError, match="not public") as caught:
+        evaluate_in_public(verified, public_reference=True, **given)
+    assert str(verified.run.root.parent) not in caught.value.message
+
+
+def test_the_runs_own_records_are_no_public_reference(folder: Path) -> None:
+    verified = run_of(folder)
+    (folder / "link.npz").symlink_to("test.npz")
+    (verified.run.curator / "x.npz").write_bytes((folder / "samples.npz").read_bytes())
+    for path in ("test.npz", "train.npz", "link.npz", "run/../test.npz", "samples.npz,test.npz",
+                 ".", "run/curator", "run/curator/x.npz"):  # fmt: skip
+        require_refused(verified, reference=f"{folder}/{path}".replace(",", f",{folder}/"))
+        require_refused(verified, train_reference=f"{folder}/{path}".replace(",", f",{folder}/"))
+    assert list(verified.run.released.iterdir()) == []
+    with pytest.raises(MissingError, match="no complete samples"):
+        evaluate_in_public(verified, folder / "samples.npz", public_reference=True)
+    (folder / "moved").mkdir()
+    (folder / "train.npz").rename(folder / "moved/train.npz")
+    np.savez(folder / "train.npz", images=np.zeros((1, 8, 8), np.uint8))
+    moved = make_run(folder / "plan.yaml", folder / "run", private=folder / "moved/train.npz")
+    for path in ("moved/train.npz", "train.npz", "test.npz", "moved"):
+        require_refused(moved, reference=folder / path)
+
+
+def test_records_of_a_folder_and_of_idx_files_are_no_public_reference(folder: Path) -> None:
+    source = "{kind: npz, path: train.npz}"
+    for name in ("images/cat/1.png", "a-images", "a-labels"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    verified = run_of(folder, PLAN.replace(source, "{kind: folder, path: images}"))
+    for path in ("images", "images/cat", "images/cat/1.png"):
+        require_refused(verified, reference=folder / path)
+    idx = PLAN.replace(source, "{kind: idx, images: a-images, labels: a-labels}")
+    verified = run_of(folder, idx)
+    for path in ("a-images", "a-labels"):
+        require_refused(verified, reference=folder / path)
+
+
+def test_records_that_are_declared_public_may_be_a_public_reference(folder: Path) -> None:
+    verified = run_of(folder, PLAN.replace("private:\n", "private:\n  public: true\n"))
+    with pytest.raises(MissingError, match="no complete samples"):
+        evaluate_in_public(verified, folder / "test.npz", public_reference=True)
+    require_refused(verified, reference=verified.run.curator)
 
 
 def test_a_public_reference_gives_a_report_that_may_be_released(folder: Path) -> None:

@@ -87,7 +87,7 @@ def test_run_does_it_in_its_turn_and_once(story):
     assert "accuracy" not in found["evaluation"]  # the measured one stays with the curator
     assert steps["run again"].code == 0
     assert "release-evaluation: done already" in steps["run again"].err
-    assert re.search(r"charged accuracy: 0\.\d+ \+- 0\.\d+", steps["run again"].out)
+    assert re.search(r"charged accuracy: 0\.\d+ \(0\.\d+ to [01]\.\d+\)", steps["run again"].out)
     after = json.loads(steps["after"].out)
     assert after["closed"]
     assert after["next"] is None

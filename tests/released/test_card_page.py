@@ -120,7 +120,7 @@ def test_a_charged_evaluation_is_shown_and_its_class_names_stay_text(run: Verifi
     }  # fmt: skip
     lock, transcript = run.lock, read_transcript(run.run.transcript)
     page = require_inert(build_card_page(lock, transcript, {}, [], scores, folder=run.run.released))
-    assert "0.812 +- 0.030" in page.text
+    assert "0.812 (0.100 to 0.900)" in page.text
     assert "Scores of each class" in page.text
     assert all(page.text.count(name) >= 3 for name in EVIL)  # contents, scores, pictures
 

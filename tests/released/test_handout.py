@@ -3,13 +3,18 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dpsynth.artifacts.files import write_json
 from dpsynth.artifacts.lock import read_lock
+from dpsynth.artifacts.manifest import check_manifest
+from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.samples import content_digest, write_samples
 from dpsynth.artifacts.settled import DERIVED
 from dpsynth.artifacts.tensors import load_released
 from dpsynth.artifacts.transcript import read_transcript
-from dpsynth.errors import BudgetError, MissingError, ReplayError
+from dpsynth.errors import BudgetError, DataError, MissingError, ReplayError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released.card import FILES, build_card, spent, stamps
@@ -129,8 +134,115 @@ def test_card_of_an_unsafe_and_open_run(tiny: VerifiedPlan) -> None:
     assert "**Warning**: delta 0.001" in card
 
 
-def test_nothing_to_hand_out_yet(tiny: VerifiedPlan, tmp_path: Path) -> None:
-    from dpsynth.artifacts.rooms import RunDir
+def test_a_public_report_on_other_samples_is_removed(
+    tiny: VerifiedPlan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    released = tiny.run.released
+    labels = np.zeros(3, np.int64)
 
+    def drawn(name: str, shade: int) -> str:
+        images = np.full((3, 8, 8, 1), shade, np.uint8)
+        write_samples(released / name, images, labels, tiny.plan.private.classes)
+        return content_digest(released / name)
+
+    def reported(name: str, digest: str | None) -> None:
+        samples = {"metadata_sha256": "m", "content_sha256": digest}
+        write_json(released / f"{name}.json", {"room": "public", "samples": samples})
+        (released / f"{name}.png").write_bytes(b"picture")
+
+    def there() -> set[str]:
+        hand_out(tiny.run)
+        listed = check_manifest(released)["files"]
+        card = (released / "card.md").read_text()
+        assert ("`evaluation-public.json`" in card) is ("evaluation-public.json" in listed)
+        return {name for name in listed if name.startswith("evaluation-public")}
+
+    try:
+        whole = {"evaluation-public.json", "evaluation-public.png"}
+        others = {"evaluation-public-prior.json", "evaluation-public-prior.png"}
+        reported("evaluation-public", drawn("samples", 1))
+        reported("evaluation-public-prior", drawn("samples-prior", 2))
+        assert there() == whole | others
+        metadata = (released / "samples/metadata.csv").read_bytes()
+        drawn("samples", 3)  # other images of the same labels
+        assert (released / "samples/metadata.csv").read_bytes() == metadata
+        assert there() == others
+        assert "evaluation-public.json was of other samples" in capsys.readouterr().err
+        (released / "samples-prior/images/0000001.png").unlink()
+        assert there() == set()
+        reported("evaluation-public-gone", None)
+        (released / "evaluation-public.json").write_text('{"room": "public"}')
+        assert there() == set()
+    finally:
+        for path in [*released.glob("samples*.json"), *released.glob("evaluation-public*")]:
+            path.unlink()
+        for name in ("samples", "samples-prior"):
+            shutil.rmtree(released / name, ignore_errors=True)
+
+
+def test_a_link_is_refused_before_anything_is_made_of_it(
+    tiny: VerifiedPlan, tmp_path: Path
+) -> None:
+    """A folder of pictures in the curator's room, linked into released/ as samples."""
+    run = RunDir(Path(shutil.copytree(tiny.run.root, tmp_path / "run")))
+    hand_out(run)
+    page = (run.released / "card.html").read_bytes()
+    for name in ("samples", "samples.json"):
+        shutil.rmtree(run.released / name, ignore_errors=True)
+        (run.released / name).unlink(missing_ok=True)
+    images, names = np.full((3, 8, 8, 1), 99, np.uint8), ["zero", "one", "two"]
+    write_samples(run.curator / "samples", images, np.arange(3), names)
+    shutil.copy(run.curator / "samples.json", run.released)
+    (run.released / "samples").symlink_to(run.curator / "samples")
+    with pytest.raises(ReplayError, match="symlink"):
+        hand_out(run)
+    assert (run.released / "card.html").read_bytes() == page
+
+
+EVIL = "x</p><script>alert(1)</script>\n\n## Guarantee\n\nSpent: epsilon 0 | [a](http://b)"
+
+
+def test_a_summary_and_class_names_stay_text_in_the_card(tiny: VerifiedPlan) -> None:
+    from dataclasses import replace
+
+    lock, transcript = read_lock(tiny.run.lock), read_transcript(tiny.run.transcript)
+    facts = {**lock.facts, "private": {**lock.facts["private"], "classes": [EVIL, "two"]}}
+    lock = replace(lock, facts=facts, lock_hash=lock.lock_hash)
+    score = {"value": 0.5, "error": 0.1, "low": 0.3, "high": 0.7}
+    found = {
+        "accuracy": score, "level": 0.95, "samples": {"count": 3}, "of_samples": "samples",
+        "records": {"value": 5.0, "error": 1.0},
+        "per_class": [{"class": EVIL, "recall": score, "precision": score}],
+    }  # fmt: skip
+    origin = {"model": EVIL, "port": "guide", "start": 0.5, "mean": EVIL}
+    card = build_card(lock, transcript, {"samples": {"count": 3, "origin": origin}}, [], found)
+    assert card.count("\n## Guarantee\n") == 1
+    for mark in ("<script>", "](http", "epsilon 0 | "):
+        assert mark not in card
+    assert card.count("alert") == 4  # each name is still told
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"count": "3", "origin": {"steps": "<b>"}},
+        {"count": 3, "origin": {"guidance": "## x"}},
+        {"count": 3, "origin": {"steps": float("inf")}},
+        {"count": 3, "origin": {"port": "guide", "start": "<b>"}},
+        {"count": 3, "origin": {"sharpen": "<b>"}},
+        {"count": 3, "origin": {"augment": "<b>"}},
+        {"count": 3, "origin": {"model": ["<b>"]}},
+        {"count": 3, "origin": "<b>"},
+        {"count": "many", "origin": {}},
+        {"origin": {}},
+    ],
+)
+def test_a_summary_that_no_sampler_writes_is_refused(tiny: VerifiedPlan, summary: dict) -> None:
+    lock, transcript = read_lock(tiny.run.lock), read_transcript(tiny.run.transcript)
+    with pytest.raises(DataError, match=r"samples\.json is damaged"):
+        build_card(lock, transcript, {"samples": summary})
+
+
+def test_nothing_to_hand_out_yet(tiny: VerifiedPlan, tmp_path: Path) -> None:
     with pytest.raises(MissingError):
         hand_out(RunDir(tmp_path))

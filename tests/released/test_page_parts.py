@@ -10,10 +10,11 @@ from spendkit import make_lock, make_slots
 
 from dpsynth.accounting.statistics import ClassMoments
 from dpsynth.artifacts.lock import Slot
+from dpsynth.released.card import literal
 from dpsynth.released.page.chart import bar_chart
 from dpsynth.released.page.odds import RATES, odds_of
 from dpsynth.released.page.pictures import png_file, shrunk
-from dpsynth.released.page.prose import plain_names, sections
+from dpsynth.released.page.prose import sections
 
 MOMENTS = ClassMoments(0.6, 0.64, 0.48, "class", classes=10, dim=8)
 
@@ -83,12 +84,7 @@ def test_prose_has_captions_scopes_and_indented_rounds() -> None:
 @given(st.text(max_size=60))
 def test_any_text_is_only_text(name: str) -> None:
     """A class name, in a line and in a table: no element, no section, and all of it is shown."""
-    lock = make_lock()
-    private = {**lock.facts["private"], "classes": [name]}
-    from dataclasses import replace
-
-    tame = plain_names(replace(lock, facts={**lock.facts, "private": private}))
-    (text,) = tame.facts["private"]["classes"]
+    text = literal(name)
     markdown = f"## One\n\nClasses: {text}.\n\n| class | n |\n| --- | --- |\n| {text} | 1 |\n"
     (found,) = sections(markdown, {})
     page = Page(str(found.body))
@@ -135,3 +131,5 @@ def test_only_a_png_is_taken_as_one(tmp_path) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
     assert png_file(path, 50) is None
     assert str(png_file(path)).startswith("data:image/png;base64,")
+    (tmp_path / "link.png").symlink_to(path)
+    assert png_file(tmp_path / "link.png") is None

@@ -121,8 +121,10 @@ def test_any_counts_give_shares_between_0_and_1(above, below, std, part):
         assert math.isfinite(made.error)
 
 
-def test_shares_of_rows_ignore_what_noise_made_negative():
-    assert row_shares(np.array([[9.0, 3.0], [-4.0, 2.0]])).tolist() == [[0.75, 0.25], [0.0, 1.0]]
+def test_shares_of_rows_keep_what_noise_made_negative():
+    assert row_shares(np.array([[9.0, 3.0], [-4.0, 2.0]])).tolist() == [[0.75, 0.25], [0.0, 0.0]]
+    # The diagonal is the recall of the scores, with no bias from negative counts left out.
+    assert row_shares(np.array([[40.0, -5.0, 15.0]] * 3))[0].tolist() == [0.8, 0.0, 0.3]
     assert not row_shares(np.full((2, 2), -1.0)).any()
 
 
@@ -155,6 +157,11 @@ def test_views_are_made_once_for_each_matrix(tmp_path):
     assert [path.stat().st_mtime_ns for path in (view, picture)] == times
     view.write_text("{")
     assert refresh_scores(run, lock) == first
+    drawn = picture.read_bytes()
+    view.write_text(json.dumps({**first, "accuracy": {**first["accuracy"], "value": 0.999}}))
+    picture.write_bytes(drawn + b"forged")
+    assert refresh_scores(run, lock) == json.loads(view.read_text()) == first
+    assert picture.read_bytes() == drawn
     save_confusion(run.released / NAME, noisy(10 * np.eye(10), 1.0, 2.0, rng))
     assert refresh_scores(run, lock) != first
     (run.released / NAME).unlink()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsynth.artifacts.files import read_json, sha256_file
+from dpsynth.artifacts.lock import Lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import content_digest
 from dpsynth.assess.report.audits import Audit, audit
@@ -13,8 +14,7 @@ from dpsynth.assess.report.measures import Measures, measures, name_of
 from dpsynth.errors import DpsynthError
 from dpsynth.released.page.pictures import png_file
 from dpsynth.released.page.render import number
-from dpsynth.released.scores import NAME as SCORES
-from dpsynth.released.scores import read_scores
+from dpsynth.released.scores import made_scores
 
 AUDITS = ("audit", "audit-public-data")
 
@@ -73,15 +73,13 @@ def _audited(run: RunDir, path: Path, name: str) -> Audited | None:
     return Audited(name, audit(report), tuple(_pictures(names, name)))
 
 
-def charged_scores(run: RunDir) -> dict[str, Any] | None:
+def charged_scores(run: RunDir, lock: Lock) -> dict[str, Any] | None:
     """The scores of a charged evaluation as `build_card` takes them; None where there are none."""
-    if not (run.released / SCORES).is_file():
-        return None
     samples = run.released / "samples"
     try:
-        found = read_scores(run.released)
+        found = made_scores(run.released, lock)
         same = content_digest(samples) == found["samples"]["sha256"] if samples.is_dir() else False
-    except (DpsynthError, KeyError):
+    except DpsynthError:
         return None
     return {**found, "of_samples": samples.name if same else None}
 

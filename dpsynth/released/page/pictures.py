@@ -38,8 +38,8 @@ def shrunk(image: Images, most: int = MOST_SIDE) -> Images:
 
 
 def png_file(path: Path, most: int = MOST_BYTES) -> str | None:
-    """A PNG file as it is; None where it is absent, no PNG, or larger than `most` bytes."""
-    if not path.is_file() or path.stat().st_size > most:
+    """A PNG file as it is; None where it is absent, a link, no PNG, or over `most` bytes."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > most:
         return None
     data = path.read_bytes()
     return png_uri(data) if data.startswith(_PNG) else None

@@ -5,7 +5,7 @@ The Markdown may hold untrusted names: no HTML, link, image or autolink is ever 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -13,11 +13,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from dpsynth.artifacts.lock import Lock
-
 _OFF = ["html_block", "html_inline", "link", "image", "autolink", "reference", "entity"]
 _INDENT = "\u2003"
-_MARKS = re.compile(r"([!-/:-@\[-`{-~])")  # ASCII punctuation: what a backslash makes literal
 
 
 @dataclass(frozen=True)
@@ -27,34 +24,6 @@ class Section:
     title: str
     id: str
     body: Markup
-
-
-def plain_names(lock: Lock) -> Lock:
-    """The lock with class names that Markdown takes literally: no mark-up, no line of their own.
-
-    For the card's builder alone; hash and slots stay.
-    """
-    private = lock.facts["private"]
-    tame = [_literal(str(name)) for name in private["classes"]]
-    facts = {**lock.facts, "private": {**private, "classes": tame}}
-    return replace(lock, facts=facts, lock_hash=lock.lock_hash)
-
-
-def plain_scores(evaluation: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A charged evaluation whose class names Markdown takes literally."""
-    if evaluation is None:
-        return None
-    rows = [{**row, "class": _literal(str(row["class"]))} for row in evaluation["per_class"]]
-    return {**evaluation, "per_class": rows}
-
-
-def _literal(text: str) -> str:
-    r"""Any text as one line of Markdown that shows it as it is.
-
-    >>> print(_literal("a*b " + chr(10) + "# y"))
-    a\*b \# y
-    """
-    return _MARKS.sub(r"\\\1", " ".join(text.split()))
 
 
 def sections(markdown: str, captions: Mapping[str, Sequence[str]]) -> list[Section]:

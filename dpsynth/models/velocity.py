@@ -32,6 +32,7 @@ from dpsynth.models.text import tokens
 from dpsynth.planning.caption_rules import condition_captions
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.planning.velocity import Velocity
+from dpsynth.planning.wavelets import band_of
 
 FORMAT = "dpsynth-velocity-1"
 DUAL = "dual"
@@ -98,8 +99,12 @@ def captions_of(plan: Plan) -> list[str]:
 
 
 def image_of(plan: Plan) -> ImageShape | None:
-    """The image that a code is, where the plan works on pixels; None where it does not."""
-    return plan.private.image if plan.representation.kind == "pixels" else None
+    """The image that a code is: the pixels, or a wavelet's LL0 band; None for other kinds."""
+    image, space = plan.private.image, plan.representation
+    if space.kind == "wavelet" and space.levels is not None:
+        rows, columns = band_of(image.height, image.width, space.levels, space.padded)
+        return ImageShape(height=rows, width=columns, channels=image.channels)
+    return image if space.kind == "pixels" else None
 
 
 def describe(model: nn.Module, captions: Sequence[str] | None) -> None:

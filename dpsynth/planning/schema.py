@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from dpsynth.planning.allocation import Allocation
 from dpsynth.planning.caption_fits import require_captions
 from dpsynth.planning.captions import Captions, Template
+from dpsynth.planning.code_space import require_code, with_code
 from dpsynth.planning.facts import with_paths, without_paths
 from dpsynth.planning.optimizer import Adam, Optimizer, Schedule
 from dpsynth.planning.release import EvaluationRelease, Moments
@@ -27,6 +28,7 @@ from dpsynth.planning.section import (
 from dpsynth.planning.source_kinds import Source
 from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_named, require_units
 from dpsynth.planning.velocity import Velocity
+from dpsynth.planning.wavelets import Canvas, Levels, require_wavelet
 
 
 class Budget(Section):
@@ -148,17 +150,25 @@ class Autoencoder(Section):
 
 
 class Representation(Section):
-    """The public code space in which records are released: PCA, an autoencoder, or the pixels.
+    """The public code space: PCA, an autoencoder, the pixels, or the LL0 band of a wavelet.
 
-    Pixels are centred and scaled by public ones, nothing more; their `code` is height x width x
-    channels and may be left out. `clip_quantile`: the clip radius R is this quantile of the public
-    codes' norms.
+    The last two are centred and scaled by public ones, nothing more; their `code` follows from the
+    image (of LL0: its sides, `padded` or rounded up, by 2^levels) and may be left out.
+    `clip_quantile`: the clip radius R is this quantile of the public codes' norms.
     """
 
-    kind: Literal["pca", "autoencoder", "pixels"]
+    kind: Literal["pca", "autoencoder", "pixels", "wavelet"]
     code: PositiveInt
     clip_quantile: Fraction = 0.99
     autoencoder: Autoencoder = Autoencoder()
+    wavelet: str | None = later(None)
+    levels: Levels | None = later(None)
+    padded: Canvas | None = later(None)
+
+    @model_validator(mode="after")
+    def _wavelet_fits(self) -> "Representation":
+        require_wavelet(self.kind, self.wavelet, self.levels, self.padded)
+        return self
 
 
 class Train(Section):
@@ -303,35 +313,19 @@ class Plan(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _code_of_pixels(cls, values: Any) -> Any:
-        """Fill in what `kind: pixels` leaves out; what is wrong in it is found later."""
-        try:
-            space, image = values["representation"], values["private"]["image"]
-            if space["kind"] != "pixels" or "code" in space:
-                return values
-            code = image["height"] * image["width"] * image.get("channels", 1)
-        except (TypeError, KeyError, AttributeError):
-            return values
-        return {**values, "representation": {**space, "code": code}}
+    def _code_left_out(cls, values: Any) -> Any:
+        return with_code(values)
 
     @model_validator(mode="after")
     def _code_fits(self) -> "Plan":
         image, space = self.private.image, self.representation
-        pixels = image.height * image.width * image.channels
-        if space.kind == "pixels" and space.code != pixels:
-            raise misfit(
-                f"representation.code is {space.code}, and kind: pixels has {pixels} numbers "
-                "(height x width x channels); leave `code` out",
-                "representation.code",
-                hint="write `representation: {kind: pixels}`, without `code`",
-            )
-        if space.kind == "pca" and space.code > pixels:
-            raise misfit(
-                f"representation.code is {space.code}, and PCA of {pixels} pixels "
-                f"(height x width x channels) has at most {pixels} numbers",
-                "representation.code",
-                hint=f"write `code: {pixels}` or less",
-            )
+        require_code(
+            (image.height, image.width, image.channels),
+            space.kind,
+            space.code,
+            levels=space.levels,
+            padded=space.padded,
+        )
         return self
 
     @model_validator(mode="after")

@@ -64,6 +64,7 @@ from dpsynth.public.sharpening import source_gains
 from dpsynth.public.sources import PublicImages, read_public
 from dpsynth.public.spool import in_parts
 from dpsynth.public.start import uses_plateau
+from dpsynth.public.wavelet import wavelet_codec
 from dpsynth.public.within import WITHIN, save_within, uses_within, within_covariance
 
 PRIOR, SHEET = "prior.safetensors", "reconstructions.png"
@@ -146,6 +147,8 @@ def _fit_codec(job: _Job) -> Codec:
     if settings.kind == "pixels":
         shape = job.plan.private.image
         return PixelCodec((shape.height, shape.width, shape.channels))
+    if settings.kind == "wavelet":
+        return wavelet_codec(settings, job.plan.private.image)
     if settings.kind == "pca":
         with progress("representation: PCA of public images", 2 * len(images)) as bar:
             return fit_pca(

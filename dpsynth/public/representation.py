@@ -23,6 +23,7 @@ from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.public.geometry import PcaCodec, PixelCodec
 from dpsynth.public.spool import in_parts
+from dpsynth.public.wavelet import stored_codec
 
 FORMAT = "dpsynth-geometry-1"
 GEOMETRY, CALIBRATION = "geometry.safetensors", "calibration.json"
@@ -186,6 +187,8 @@ def load_geometry(path: Path, plan: Plan) -> tuple[Representation, dict[str, str
     try:
         if metadata.get("format") != FORMAT:
             raise ValueError("format")
+        if metadata.get("kind", plan.representation.kind) != plan.representation.kind:
+            raise ValueError("kind")
         codec = _codec(arrays, plan, image)
         mean = np.asarray(arrays["mean"], dtype=np.float64)
         scale = float(arrays["scale"][0])
@@ -227,6 +230,8 @@ def load_representation(run: RunDir, plan: Plan) -> Representation:
 def _codec(arrays: dict[str, NDArray[np.generic]], plan: Plan, image: ImageShape) -> Codec:
     if plan.representation.kind == "pixels":
         return PixelCodec((image.height, image.width, image.channels))
+    if plan.representation.kind == "wavelet":
+        return stored_codec(arrays["rows"], arrays["columns"], plan.representation, image)
     if plan.representation.kind == "pca":
         basis = np.asarray(arrays["basis"], dtype=np.float64)
         centre = np.asarray(arrays["centre"], dtype=np.float64)

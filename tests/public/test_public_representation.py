@@ -16,8 +16,9 @@ from dpsynth.public.representation import (
     save_geometry,
     standardised,
 )
+from dpsynth.public.wavelet import wavelet_codec
 
-KINDS = ["pca", "autoencoder", "normed", "pixels"]
+KINDS = ["pca", "autoencoder", "normed", "pixels", "wavelet"]
 
 
 def images(count, seed=0, shape=(8, 8, 1)):
@@ -31,6 +32,10 @@ def representation(kind, count=60):
         return plan, standardised(fit_pca([data], plan.representation.code), data, radius=2.0)
     if kind == "pixels":
         return small_plan(kind, code=64), standardised(PixelCodec((8, 8, 1)), data, radius=2.0)
+    if kind == "wavelet":
+        plan = small_plan(representation={"kind": kind, "wavelet": "db2", "levels": 1})
+        codec = wavelet_codec(plan.representation, plan.private.image)
+        return plan, standardised(codec, data, radius=2.0)
     plan = small_plan("autoencoder") if kind == "autoencoder" else normed_plan()
     with seeded_initialisation(0):
         model = build_autoencoder(plan.representation, plan.private.image)

@@ -1,0 +1,49 @@
+"""How many numbers a code has: filled in where the image decides it, checked where it is given."""
+
+from typing import Any
+
+from dpsynth.planning.section import misfit
+from dpsynth.planning.wavelets import Canvas, code_of, require_band
+
+
+def with_code(values: Any) -> Any:
+    """A plan's raw values with the `code` that `kind: pixels` and `kind: wavelet` may leave out.
+
+    What is wrong in them is found later.
+    """
+    try:
+        space, image = values["representation"], values["private"]["image"]
+        wavy = space["kind"] == "wavelet" or "levels" in space  # a misspelt kind is named later
+        if "code" in space or not (wavy or space["kind"] == "pixels"):
+            return values
+        if wavy:
+            code = code_of(space, image)
+        else:
+            code = image["height"] * image["width"] * image.get("channels", 1)
+    except (TypeError, KeyError, AttributeError):
+        return values
+    return {**values, "representation": {**space, "code": code}}
+
+
+def require_code(
+    shape: tuple[int, int, int], kind: str, code: int, *, levels: int | None, padded: Canvas | None
+) -> None:
+    """Raise where images of `shape` (height, width, channels) have no code of so many numbers."""
+    height, width, channels = shape
+    pixels = height * width * channels
+    if kind == "wavelet" and levels is not None:
+        require_band(height, width, channels, code=code, levels=levels, padded=padded)
+    if kind == "pixels" and code != pixels:
+        raise misfit(
+            f"representation.code is {code}, and kind: pixels has {pixels} numbers "
+            "(height x width x channels); leave `code` out",
+            "representation.code",
+            hint="write `representation: {kind: pixels}`, without `code`",
+        )
+    if kind == "pca" and code > pixels:
+        raise misfit(
+            f"representation.code is {code}, and PCA of {pixels} pixels "
+            f"(height x width x channels) has at most {pixels} numbers",
+            "representation.code",
+            hint=f"write `code: {pixels}` or less",
+        )

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from dpsynth.commands._app import Refusal, app
-from dpsynth.commands._options import Typed
+from dpsynth.commands._app import app
+from dpsynth.commands._options import CHARGES, Typed
 from dpsynth.console import answer_failure, hint_for, note, show_error
 from dpsynth.errors import DpsynthError, MissingError, UsageError
 
@@ -42,8 +42,6 @@ def main() -> None:
     except SystemExit as error:
         if error.code == INTERRUPTED:
             _interrupted()
-        if Refusal.message:  # typer said it on stderr
-            _answer(Refusal.message, Refusal.hint, UsageError.exit_code)
         raise
     except Exception as error:  # one line for people, the traceback on request, never locals
         if os.environ.get("DPSYNTH_DEBUG") == "1":
@@ -70,10 +68,16 @@ def _end(error: DpsynthError) -> NoReturn:
 
 
 def _interrupted() -> NoReturn:
-    """A command goes on where it was; only what was charged and not finished is spent."""
+    """A command goes on where it was; of those that charge, what was cut off after it is spent."""
     again = _typed_again()
     note(f"interrupted; resume with: {again}")
-    note("what was cut off after its charge is spent: dpsynth status RUN says what is left")
+    note(
+        _unspent()
+        or hint_for(
+            "what was cut off after its charge is spent: dpsynth status RUN says what is left",
+            Typed.run,
+        )
+    )
     _answer("interrupted", again, INTERRUPTED)
     raise SystemExit(INTERRUPTED)
 
@@ -81,10 +85,19 @@ def _interrupted() -> NoReturn:
 def _stopped() -> NoReturn:
     """As for an interrupt, in one line: whoever sends SIGTERM reads a log."""
     again = _typed_again()
-    what = "stopped by SIGTERM; charges so far stay spent"
+    what = f"stopped by SIGTERM; {_unspent() or 'charges so far stay spent'}"
     note(f"{what}, and the same command resumes: {again}")
     _answer(what, again, STOPPED)
     raise SystemExit(STOPPED)
+
+
+def _unspent() -> str:
+    """Of a command that charges nothing, that it does not; else nothing."""
+    if Typed.command is None or Typed.command in CHARGES:
+        return ""
+    if Typed.command == "audit":
+        return "an audit spends no budget, and keeps the trainings that it finished"
+    return f"{Typed.command} spends no budget"
 
 
 def _typed_again() -> str:

@@ -24,39 +24,57 @@ from dpsynth.commands.run import run
 from dpsynth.commands.sample import sample
 from dpsynth.commands.status import status
 from dpsynth.commands.train import train
-
-
-class Refusal:
-    """What typer refused of this command line, so that `--json` can say it too."""
-
-    message = ""
-    hint = ""
+from dpsynth.errors import UsageError
 
 
 class _Group(TyperGroup):
-    """Typer's group of commands; keeps what it refuses, which typer itself says on stderr."""
+    """Typer's group of commands; what it refuses is said as every other error is."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As of typer: the options before the subcommand."""
-        with _kept_refusal():
+        with _as_usage():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """As of typer: the subcommand with its own options."""
-        with _kept_refusal():
+        with _as_usage():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _kept_refusal() -> Iterator[None]:
+def _as_usage() -> Iterator[None]:
+    """Typer's refusals as a UsageError: what was given, what was expected, what to type."""
     try:
         yield
     except Exception as error:
         # Click's exceptions have no public home in every version of typer: known by what they do.
-        if hasattr(error, "format_message"):
-            path = getattr(getattr(error, "ctx", None), "command_path", "dpsynth")
-            Refusal.message, Refusal.hint = error.format_message(), f"{path} --help"
-        raise
+        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        said = expected(error.__cause__)
+        if said and hasattr(error, "message"):
+            error.message = said
+        here = " ".join(filter(None, ("dpsynth", opt.Typed.command)))
+        path = getattr(getattr(error, "ctx", None), "command_path", here)
+        raise UsageError(error.format_message().rstrip("."), hint=f"{path} --help") from None
+
+
+def expected(cause: BaseException | None) -> str | None:
+    """Words on a value that typer's validator refused: what was given, and what was expected.
+
+    `cause`: pydantic's error where typer asked it; None where an older typer has words of its own.
+    """
+    errors = getattr(cause, "errors", None)
+    if errors is None:
+        return None
+    first = errors()[0]
+    said = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    wanted = said.removeprefix("Input should be ").partition(", unable to parse")[0]
+    for long, short in (
+        ("greater than or equal to", "at least"),
+        ("less than or equal to", "at most"),
+    ):
+        wanted = wanted.replace(long, short)
+    return said if wanted == said else f"{first['input']!r} was given, expected {wanted}"
 
 
 app = typer.Typer(
@@ -108,4 +126,5 @@ def _root(
 ) -> None:
     """Private release of synthetic images: plan a budget, release, generate, measure, replay."""
     del version  # done with by its callback
+    opt.Typed.command = context.invoked_subcommand
     opt.require_shared(context.invoked_subcommand)

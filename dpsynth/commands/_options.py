@@ -12,7 +12,7 @@ import typer
 
 from dpsynth.console import note
 from dpsynth.distributed.environment import place_in, threads_for
-from dpsynth.errors import RankError, UsageError
+from dpsynth.errors import BudgetError, RankError, UsageError
 
 if TYPE_CHECKING:
     from dpsynth.planning.verify import VerifiedPlan
@@ -28,9 +28,10 @@ ALWAYS_SHOWN = ("findings", "where")
 
 
 class Typed:
-    """The run folder of this command line, so that hints can name it in place of RUN."""
+    """This command line: its run folder, which hints name in place of RUN, and its command."""
 
     run: Path | None = None
+    command: str | None = None
 
 
 def default_run() -> Path:
@@ -138,6 +139,8 @@ ExactSums = Annotated[
 WORKERS = "DPSYNTH_WORKERS"
 # What `torchrun ... -m dpsynth` may carry out in several processes.
 SHARED = ("pretrain", "release-moments", "train", "sample", "guide")
+# What charges the budget; cut off, every other command leaves nothing spent behind.
+CHARGES = ("run", "release-moments", "train", "release-evaluation")
 
 
 def use_threads(threads: int | None) -> None:
@@ -207,8 +210,12 @@ def findings(results: Mapping[str, Any], where: Path, show: bool) -> dict[str, A
 
 
 def say_next(verified: "VerifiedPlan") -> None:
-    """Tell on stderr what to type next."""
+    """Tell on stderr what to type next; where the run may spend no more, why."""
     from dpsynth.planning.steps import status
 
-    following = status(verified.run).next_command
+    try:
+        following = status(verified.run).next_command
+    except BudgetError as error:  # what was asked for is done: it fails by this no more
+        note(f"{error.message}: {error.hint}")
+        return
     note(f"next: {following}" if following else "all steps of the plan are done")

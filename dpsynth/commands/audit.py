@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dpsynth.commands import _options as opt
-from dpsynth.console import counted, result, table
+from dpsynth.console import counted, note, result, table
 from dpsynth.errors import AuditError, UsageError, typed
 
 Quick = Annotated[
@@ -97,6 +97,8 @@ def audit(
     where = Path(report["where"])
     found = {"ok": report["passed"], **opt.findings(report, where, shown)}
     result(found, json, lambda: _as_text(found))
+    if warned := len(report["verdict"]["warned"]):
+        note(f"{counted(warned, 'warning')} in the verdict: read {where} before a hand-out")
     if not report["passed"]:
         raise AuditError(
             "the audit failed: read its verdict before anything is handed out",
@@ -119,9 +121,9 @@ def _as_text(found: dict[str, Any]) -> Any:
         (
             row["attack"],
             row["world"],
-            row["promised"],
-            row["bound"],
-            row["auc"],
+            f"{row['promised']:.4g}",  # as the verdict rounds them
+            f"{row['bound']:.4g}",
+            f"{row['auc']:.3f}",
             "{:.3f} to {:.3f}".format(*row["auc_interval"]),
         )
         for row in found["attacks"]
@@ -140,7 +142,7 @@ def _own(rows: list[dict[str, Any]]) -> list[Any]:
     shown = [
         (
             row["attack"],
-            row["auc"],
+            f"{row['auc']:.3f}",
             "{:.3f} to {:.3f}".format(*row["auc_interval"]),
             row["tpr_at_0.001"],
             row["tpr_at_0.01"],

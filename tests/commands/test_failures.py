@@ -53,6 +53,27 @@ def test_with_json_a_failure_is_one_document_on_stdout(
     assert done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "words", "hint"),
+    [
+        ("audit x --canaries abc", "'--canaries'", "'abc'"),
+        ("audit x --canary-images faces", "'faces' is not one of 'patterns', 'public'", ""),
+        ("evaluate x --probe foo", "'foo' is not one of 'lenet', 'wrn', 'both'", ""),
+        ("sample x -n 0", "0", ""),
+        ("audit --private", "requires an argument", ""),
+    ],
+)
+def test_a_refused_option_says_what_was_given_and_what_to_type(
+    planned: Path, line: str, words: str, hint: str
+) -> None:
+    done = dpsynth(planned, *line.split())
+    assert done.returncode == 2 and done.stdout == ""
+    told, tried = done.stderr.splitlines()
+    assert told.startswith("error: ") and words in told and hint in told
+    assert "Value error" not in told and "Input should be" not in told
+    assert tried == f"try: dpsynth {line.split(maxsplit=1)[0]} --help"
+
+
 def test_an_internal_error_is_json_too_and_holds_no_value(planned: Path) -> None:
     done = dpsynth(planned, "status", "--json", code=FAULT)
     assert json.loads(done.stdout)["error"]["exit_code"] == done.returncode == 1
@@ -94,18 +115,23 @@ SLOW = FAULT.replace(
     'raise RuntimeError("a private value")',
     "print('up', flush=True, file=sys.stderr); import time; time.sleep(60)",
 )
+SLOW += """
+import dpsynth.planning.verify
+dpsynth.planning.verify.load_verified = lambda *_: status(None)
+"""
 
 
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(
-    ("sent", "code", "words"),
-    [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")],
+    ("command", "spent"),
+    [("audit", "an audit spends no budget, and keeps"), ("train", ""), ("status", "spends no")],
 )
 def test_a_stopped_command_says_so_and_how_to_resume(
-    planned: Path, sent: signal.Signals, code: int, words: str
+    planned: Path, sent: signal.Signals, code: int, command: str, spent: str
 ) -> None:
     program = f"import sys; sys.argv[0] = 'dpsynth'\n{SLOW}\nfrom dpsynth.cli import main\nmain()"
     with subprocess.Popen(
-        [sys.executable, "-c", program, "status", "runs/tiny", "--json"],
+        [sys.executable, "-c", program, command, "runs/tiny", "--json"],
         cwd=planned, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={key: value for key, value in os.environ.items() if key != "WORLD_SIZE"},
     ) as process:  # fmt: skip
@@ -114,9 +140,12 @@ def test_a_stopped_command_says_so_and_how_to_resume(
         process.send_signal(sent)
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == code
+    words = "stopped by SIGTERM" if sent == signal.SIGTERM else "interrupted"
     assert words in stderr and "Traceback" not in stderr
-    assert "dpsynth status runs/tiny --json" in stderr
+    assert f"dpsynth {command} runs/tiny --json" in stderr
     assert json.loads(stdout)["error"]["exit_code"] == code
     if sent == signal.SIGTERM:
         assert stderr.count("\n") == 1
-        assert "charges so far stay spent" in stderr
+    at_risk = ("charges so far stay spent", "what was cut off after its charge is spent")
+    assert (any(words in stderr for words in at_risk)) is (not spent)
+    assert spent in stderr

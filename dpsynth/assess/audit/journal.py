@@ -180,7 +180,8 @@ def _hold(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BudgetError(
-            "another process audits this run", hint="wait until it ends, then: dpsynth audit RUN"
+            "another process audits this run",
+            hint="wait until it ends, then type the same command again",
         ) from None
 
 

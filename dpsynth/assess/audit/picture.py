@@ -4,14 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.assess.audit import roc
-from dpsynth.assess.audit.verdict import NAMES, Seen
+from dpsynth.assess.audit.verdict import Seen
 from dpsynth.public.calibrate import saved_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 
@@ -32,7 +35,8 @@ def draw(
     curves: Sequence[Curve],
     promise: tuple[Array, Array],
     results: Sequence[Seen],
-    title: str = "Audit: curator only",
+    *,
+    public: bool = False,
 ) -> Path:
     """Draw the picture, for its owner alone, and return where it is.
 
@@ -46,19 +50,28 @@ def draw(
         curves: attacks on the plan as it is.
         promise: the accountant's curve: FPR (p,) and the largest TPR (p,) that the plan allows.
         results: of all worlds, controls too.
-        title: says who may see it.
+        public: whether public data stood in for the private records.
     """
+    figure = _figure(curves, promise, results, public)
+    saved_figure(figure, path, "public" if public else "curator-only")
+    path.chmod(0o600)
+    return path
+
+
+def _figure(
+    curves: Sequence[Curve], promise: tuple[Array, Array], results: Sequence[Seen], public: bool
+) -> "Figure":
     from matplotlib.figure import Figure
 
-    height = max(4.5, 1.5 + 0.24 * len(results))
+    height = max(5.5, 1.5 + 0.24 * len(results))
     figure = Figure(figsize=(12.0, height), layout="constrained")
     left, right = figure.subplots(1, 2)
     _curves(left, curves, promise)
     _bars(right, results)
-    figure.suptitle(title)
-    saved_figure(figure, path)
-    path.chmod(0o600)
-    return path
+    # Beneath both: within the axes it would hide a curve.
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, loc="outside lower left", ncols=4)
+    figure.suptitle("Audit on public data" if public else "Audit: curator only")
+    return figure
 
 
 def _curves(axes: Any, curves: Sequence[Curve], promise: tuple[Array, Array]) -> None:
@@ -79,7 +92,6 @@ def _curves(axes: Any, curves: Sequence[Curve], promise: tuple[Array, Array]) ->
     axes.set(xscale="log", yscale="log", xlim=(least, 1.0), ylim=(least, 1.05))
     axes.set(xlabel="share of others accused (FPR)", ylabel="share of members found (TPR)")
     axes.set_title("The plan as it is", fontsize=11)
-    axes.legend(fontsize=8, loc="lower right")
 
 
 def strayed(promise: tuple[Array, Array], member: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -102,7 +114,7 @@ def _smallest(curve: Curve) -> float:
 
 
 def _bars(axes: Any, results: Sequence[Seen]) -> None:
-    names, last = [], ""
+    names = [f"{one.world}: {one.attack}" for one in results]
     figures = [value for one in results for value in (one.bound, one.promised)]
     most = 1.3 * max([1.0, *(value for value in figures if math.isfinite(value))])
     for place, one in enumerate(results):
@@ -113,9 +125,6 @@ def _bars(axes: Any, results: Sequence[Seen]) -> None:
         axes.plot([one.promised] * 2, [place - 0.45, place + 0.45], color="black", lw=1.5)
         note = f" {one.bound:.2f}" + (" copies found" if one.copies and one.copies.included else "")
         axes.text(min(reached, 0.85 * most), place, note, va="center", fontsize=7)
-        title = NAMES.get(one.control, one.control) if one.control else one.world
-        names.append(one.attack if title == last else f"{title}: {one.attack}")
-        last = title
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     axes.set(xlim=(0.0, most), xlabel="epsilon: lower bound (bar) and promise (line)")

@@ -18,7 +18,7 @@ from dpsynth.artifacts.samples import read_samples, read_summary
 from dpsynth.artifacts.settled import MODEL
 from dpsynth.assess.audit.attacks import membership
 from dpsynth.assess.audit.building import Builder, Spec, specs, world_of
-from dpsynth.assess.audit.canaries import CANARIES, LEAST, CanaryKind, draw_canaries
+from dpsynth.assess.audit.canaries import CANARIES, LEAST, MOST, CanaryKind, draw_canaries
 from dpsynth.assess.audit.chain import prior_of
 from dpsynth.assess.audit.journal import Journal, audit_folder, journal
 from dpsynth.assess.audit.measuring import (
@@ -34,7 +34,7 @@ from dpsynth.assess.audit.store import as_reference, load_world, save_world
 from dpsynth.assess.audit.verdict import NAMES, Allowed, judge
 from dpsynth.assess.audit.worlds import CONTROLS, OwnRun, Pair, Reference, World
 from dpsynth.assess.check import ensure_checked
-from dpsynth.console import mute, progress
+from dpsynth.console import mute, note, progress
 from dpsynth.errors import PlanError, UsageError
 from dpsynth.models.velocity import load_for
 from dpsynth.planning.allocation import profile_in
@@ -87,13 +87,13 @@ def audit(verified: VerifiedPlan, asked: Asked = Asked()) -> dict[str, Any]:
     plan, run = verified.plan, verified.run
     require_known(plan)
     _check_numbers(asked)
-    asked = replace(asked, canaries=canaries_of(plan, asked), references=_references(plan, asked))
+    count = canaries_of(plan, asked)
+    asked = replace(asked, canaries=count, references=_references(plan, asked))
     require_allocated(verified)
     space = load_release_space(run, plan).representation
     if not asked.public_data:
         ensure_checked(verified)
     records = public_records(plan) if asked.public_data else private_records(verified)
-    count = asked.canaries or CANARIES
     canaries = draw_canaries(plan, space, count, asked.canary_images, records.marks)
     profile = profile_in(read_json(run.calibration)) if verified.lock.allocation else None
     planned = specs(plan, verified.lock, profile, asked.references or 0)
@@ -119,6 +119,11 @@ def require_known(plan: Plan) -> None:
 
 
 def _check_numbers(asked: Asked) -> None:
+    if asked.canaries is not None and not LEAST <= asked.canaries <= MOST:
+        raise UsageError(
+            f"{asked.canaries} canaries were asked for, expected {LEAST} to {MOST}",
+            hint=f"--canaries {CANARIES}",
+        )
     if asked.references is not None and not 0 <= asked.references <= MOST_REFERENCES:
         raise UsageError(
             f"{asked.references} reference models were asked for, expected 0 to {MOST_REFERENCES}",
@@ -139,8 +144,13 @@ def canaries_of(plan: Plan, asked: Asked) -> int:
 
 
 def _references(plan: Plan, asked: Asked) -> int:
-    """Reference models to train: none where there is no model to compare them with."""
+    """Reference models to train: none, and a word on it, where no model is to be compared."""
     if plan.stages.train is None and plan.distillation is None:
+        if asked.references:
+            note(
+                f"--references {asked.references} is ignored: the plan trains no model, "
+                "so that no likelihood ratio can be taken"
+            )
         return 0
     if asked.references is not None:
         return asked.references
@@ -223,8 +233,7 @@ def _judged(
         allowed=Allowed.under(*curve),
     )
     own = [one.curve for one in attacked if one.seen.control is None]
-    title = "Audit on public data" if asked.public_data else "Audit: curator only"
-    draw(held.folder / PICTURE, own, curve, seen, title)
+    draw(held.folder / PICTURE, own, curve, seen, public=asked.public_data)
     plan = planned[0].plan
     return {
         "format": FORMAT,

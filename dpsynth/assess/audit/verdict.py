@@ -3,7 +3,9 @@
 An audit fails in two ways. A bound above the promise: an attack that guessed better than a
 mechanism of the plan's epsilon would let it, but with the stated small probability. A control that
 was not seen: a fault was planted and no attack caught it, so that silence about the plan itself
-would mean nothing. Both end a command with exit code 7.
+would mean nothing. Both end a command with exit code 7. An AUC whose whole interval lies above what
+the plan allows is a warning and fails nothing: such an interval takes the canaries' scores for
+independent, which no proof says, where a bound assumes nothing (docs/privacy/audit.md).
 """
 
 import math
@@ -76,10 +78,18 @@ class Seen:
         """Whether the AUC's interval holds 1/2."""
         return self.auc_interval[0] <= 0.5 <= self.auc_interval[1]
 
+    def contradicts(self, allowed: "Allowed | None") -> bool:
+        """Whether the AUC's whole interval lies above what the plan allows any attack."""
+        return allowed is not None and self.auc_interval[0] > allowed.auc
+
 
 @dataclass(frozen=True)
 class Allowed:
-    """What the plan's exact trade-off curve allows any attack: the largest TPR - FPR, and AUC."""
+    """What the plan's exact trade-off curve allows any attack: the largest TPR - FPR, and AUC.
+
+    The AUC is by trapezoids below a concave curve: at the points that an audit takes, less than
+    1e-4 below the exact one (measured for Gaussians of mu 0.1 to 4).
+    """
 
     advantage: float
     auc: float
@@ -90,19 +100,26 @@ class Allowed:
         area = np.diff(fpr) @ (tpr[1:] + tpr[:-1]) / 2
         return cls(float(np.max(tpr - fpr)), float(area))
 
+    @property
+    def auc_said(self) -> str:
+        """The AUC in words, rounded up."""
+        return f"{math.ceil(1000 * self.auc) / 1000:.3f}"
+
 
 @dataclass(frozen=True)
 class Verdict:
     """passed: the plan's own worlds keep its promise, and every control was seen.
 
     leaked: attacks that show they do not (`Seen.leaks`); controls_seen: each control and whether
-    some attack caught every world of it; text: all of it in words.
+    some attack caught every world of it; text: all of it in words; warned: attacks whose AUC
+    contradicts the promise (`Seen.contradicts`), which fail nothing.
     """
 
     passed: bool
     leaked: tuple[Seen, ...]
     controls_seen: dict[str, bool]
     text: str
+    warned: tuple[Seen, ...] = ()
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -114,6 +131,7 @@ class Verdict:
         return {
             "passed": self.passed,
             "leaked": [[one.world, one.attack] for one in self.leaked],
+            "warned": [[one.world, one.attack] for one in self.warned],
             "controls_seen": self.controls_seen,
             "text": self.text,
         }
@@ -146,19 +164,21 @@ def judge(
     if len({(one.promised, one.delta) for one in honest}) > 1:
         raise UsageError("the plan's own worlds have several promises")
     leaked = tuple(one for one in honest if one.leaks)
+    warned = tuple(one for one in honest if one.contradicts(allowed))
     names = [*controls, *sorted({one.control for one in results if one.control} - {*controls})]
     seen = {name: _is_seen(name, results) for name in names}
     passed = not leaked and all(seen.values())
     parts = [
-        _head(passed, leaked, seen),
+        _head(passed, leaked, seen, warned),
         _promise(honest[0], allowed),
         _tried(honest, canaries),
-        _found(honest, leaked),
+        _found(honest, leaked, allowed),
         _controls(results, seen),
         _reach(honest),
         _publish(public),
     ]
-    return Verdict(passed, leaked, seen, "\n".join(part for part in parts if part))
+    text = "\n".join(part for part in parts if part)
+    return Verdict(passed, leaked, seen, text, warned)
 
 
 def _is_seen(control: str, results: Sequence[Seen]) -> bool:
@@ -170,7 +190,14 @@ def _is_seen(control: str, results: Sequence[Seen]) -> bool:
     return bool(worlds) and all(worlds.values())
 
 
-def _head(passed: bool, leaked: Sequence[Seen], seen: dict[str, bool]) -> str:
+def _head(
+    passed: bool, leaked: Sequence[Seen], seen: dict[str, bool], warned: Sequence[Seen]
+) -> str:
+    if passed and warned:
+        return (
+            "PASS, WITH A WARNING. No bound is above the promise, and every planted fault was "
+            "seen; but an attack guessed better on average than the plan allows (below)."
+        )
     if passed:
         return "PASS. No attack saw more than the plan promises, and every planted fault was seen."
     said = []
@@ -188,7 +215,7 @@ def _promise(one: Seen, allowed: Allowed | None) -> str:
         "all that is released. Whatever the attack, the share of members that it finds is then at "
         f"most {advantage:.2f} above the share of others that it accuses"
     )
-    return said + ("." if allowed is None else f", and its AUC at most {allowed.auc:.3f}.")
+    return said + ("." if allowed is None else f", and its AUC at most {allowed.auc_said}.")
 
 
 def _advantage(one: Seen) -> float:
@@ -209,7 +236,7 @@ def _tried(honest: Sequence[Seen], canaries: int | None) -> str:
     )
 
 
-def _found(honest: Sequence[Seen], leaked: Sequence[Seen]) -> str:
+def _found(honest: Sequence[Seen], leaked: Sequence[Seen], allowed: Allowed | None) -> str:
     best = max(honest, key=lambda one: (one.bound, one.auc))
     lines = [
         f"Seen: the largest lower bound is epsilon {best.bound:.4g} ({best.attack}), at "
@@ -218,15 +245,32 @@ def _found(honest: Sequence[Seen], leaked: Sequence[Seen]) -> str:
     above = [one for one in honest if one.auc_interval[0] > 0.5]
     if not above:
         lines.append("No attack guessed better than chance (each AUC's interval holds 0.5).")
-    for one in above:
-        low, high = one.auc_interval
-        lines.append(
-            f"{one.attack} on {one.world} guessed better than chance (AUC {one.auc:.3f}, "
-            f"{low:.3f} to {high:.3f}), as a finite epsilon allows."
-        )
+    lines += [_guessed(one, allowed, len(honest)) for one in above]
     lines += [_leak(one) for one in leaked]
     lines += [_copies(one) for one in honest if one.copies is not None and one.copies.included]
     return "\n".join(lines)
+
+
+def _guessed(one: Seen, allowed: Allowed | None, tried: int) -> str:
+    """What an AUC above chance means beside the promise."""
+    low, high = one.auc_interval
+    figures = f"(AUC {one.auc:.3f}, {low:.3f} to {high:.3f})"
+    said = f"{one.attack} on {one.world} guessed better than chance {figures}, "
+    if allowed is None or one.auc <= allowed.auc:
+        return said + "as a finite epsilon allows."
+    most = allowed.auc_said
+    if not one.contradicts(allowed):
+        return said + (
+            f"above {most} as chance may carry so few canaries: its interval reaches down to "
+            f"{low:.3f}."
+        )
+    return (
+        f"WARNING, AGAINST THE PROMISE: {one.attack} on {one.world} {figures} has its whole 95% "
+        f"interval above the {most} that the plan allows. Chance alone does so to one in forty of "
+        f"the attacks that reach that limit ({_count(tried, 'attack was', 'attacks were')} tried), "
+        "so that it fails no audit. Run again with more canaries; if it is there again, hand "
+        "nothing out."
+    )
 
 
 def _leak(one: Seen) -> str:
@@ -274,11 +318,11 @@ def _control(mine: Sequence[Seen], found: bool) -> str:
 def _world(best: Seen) -> str:
     if not best.caught:
         return (
-            f"MISSED, the largest bound is {best.bound:.3g} where {best.promised:.3g} is promised"
+            f"MISSED, the largest bound is {best.bound:.4g} where {best.promised:.4g} is promised"
         )
     if best.bound <= best.promised and best.copies is not None:
         return f"seen by {best.attack}: {_count(best.copies.included, 'canary', 'canaries')} copied"
-    return f"seen by {best.attack}: bound {best.bound:.3g} where {best.promised:.3g} is promised"
+    return f"seen by {best.attack}: bound {best.bound:.4g} where {best.promised:.4g} is promised"
 
 
 def _reach(honest: Sequence[Seen]) -> str:

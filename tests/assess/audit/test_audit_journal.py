@@ -133,8 +133,12 @@ def test_another_process_is_kept_out(tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     ) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(BudgetError, match="another process"), journal(tmp_path / "audit", {}):
+        with (
+            pytest.raises(BudgetError, match="another process") as refused,
+            journal(tmp_path / "audit", {}),
+        ):
             pass
+        assert "the same command again" in refused.value.hint  # with the options that were typed
         other.stdin.close()
     with journal(tmp_path / "audit", {}):
         pass

@@ -223,8 +223,48 @@ def test_numbers_out_of_range_are_refused():
     run = shared_run(SHARED, RELEASE)
     with pytest.raises(UsageError, match="expected 0 to 256"):
         audit(run, Asked(references=257))
-    with pytest.raises(UsageError, match="expected 50 to 2000"), mute():
-        audit(run, Asked(canaries=3))
+    for count in (3, 0, -1, 2001):
+        with pytest.raises(UsageError, match=f"^{count} canaries.*expected 50 to 2000") as refused:
+            audit(run, Asked(canaries=count))
+        assert refused.value.hint == "--canaries 200"
+
+
+def test_the_verdict_names_the_canaries_that_were_planted(flow):
+    _, report, _, _ = flow
+    planted = {row["canaries"] for row in report["attacks"]}
+    assert planted == {50} == {report["asked"]["canaries"]}
+    assert "with 50 canaries planted" in report["verdict"]["text"]
+
+
+def test_reference_models_without_a_model_are_told_of(plain, capsys):
+    asked = Asked(quick=True, canaries=50, references=4)
+    assert run_module._references(plain.plan, asked) == 0
+    assert "--references 4 is ignored: the plan trains no model" in capsys.readouterr().err
+    assert run_module._references(plain.plan, replace(asked, references=None)) == 0
+    assert run_module._references(plain.plan, replace(asked, references=0)) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_numbers_on_the_terminal_are_the_verdict_s(flow, capsys):
+    _, report, _, _ = flow
+    rows = [{**report["attacks"][0], "promised": 0.99998, "bound": 2.88415, "auc": 0.74312}]
+    render(_as_text({"ok": True, **report, "attacks": rows, "own_run": []}))
+    line = next(x for x in capsys.readouterr().out.splitlines() if "2.884" in x).split()
+    assert line[2:5] == ["1", "2.884", "0.743"]
+
+
+def test_a_warning_is_told_of_without_its_figures(plain, monkeypatch, capsys):
+    told = {"passed": True, "findings": 5, "where": "runs/x/audit.json", "picture": "x.png"}
+    told |= {"verdict": {"warned": [["plan", "moments"]], "text": "AUC 0.79"}}
+    monkeypatch.setattr(run_module, "audit", lambda verified, asked: told)
+    monkeypatch.setattr("dpsynth.commands._options.may_show", lambda verified, show: False)
+    monkeypatch.setattr("sys.argv", ["dpsynth", "audit", str(plain.run.root)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "1 warning in the verdict: read runs/x/audit.json" in said.err
+    assert "0.79" not in said.out + said.err
 
 
 def test_the_command_line(tmp_path):

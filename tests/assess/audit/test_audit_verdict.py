@@ -155,6 +155,43 @@ def test_the_exact_curve_promises_more_than_epsilon_and_delta():
     assert "its AUC at most 0.695" in text
 
 
+_HALF = Allowed(advantage=0.3, auc=0.6941)
+
+
+@pytest.mark.parametrize(
+    ("auc", "interval", "words"),
+    [
+        (0.66, (0.58, 0.73), "as a finite epsilon allows"),
+        (0.743, (0.668, 0.806), "above 0.695 as chance may carry so few canaries: its interval "
+         "reaches down to 0.668"),
+        (0.79, (0.71, 0.85), "its whole 95% interval above the 0.695 that the plan allows"),
+    ],
+)  # fmt: skip
+def test_an_auc_is_told_beside_what_the_plan_allows(auc, interval, words):
+    one = _seen("moments", auc=auc, auc_interval=interval)
+    text = judge([one], controls=(), allowed=_HALF).text
+    assert words in text
+    assert ("finite epsilon" in text) is (auc <= _HALF.auc)
+    assert "as a finite epsilon allows" in judge([one], controls=()).text  # nothing to compare with
+
+
+def test_an_auc_against_the_promise_is_a_warning_and_no_failure():
+    against = _seen("gradients", auc=0.79, auc_interval=(0.71, 0.85))
+    broken = _seen("moments", "no-noise", 2.5, auc=1.0, auc_interval=(0.97, 1.0))
+    verdict = judge([*_all(), against, broken], allowed=_HALF)
+    assert verdict.passed and verdict.warned == (against,)  # a planted fault is none of the plan's
+    assert verdict.to_json()["warned"] == [["plan", "gradients"]]
+    assert verdict.text.startswith("PASS, WITH A WARNING.")
+    assert "No attack saw more than the plan promises" not in verdict.text
+    assert "WARNING, AGAINST THE PROMISE: gradients on plan (AUC 0.790, 0.710 to 0.850)" in (
+        verdict.text
+    )
+    assert "3 attacks were tried" in verdict.text and "more canaries" in verdict.text
+    assert not judge(_all(), allowed=_HALF).warned
+    failed = judge([*_all(), against, _seen(bound=9.0)], allowed=_HALF)
+    assert failed.text.startswith("FAIL") and failed.warned
+
+
 def test_no_honest_world_or_several_promises_are_refused():
     with pytest.raises(UsageError, match="no verdict"):
         judge([_seen(control="no-noise")])
@@ -306,6 +343,29 @@ def test_the_picture_is_drawn_for_its_owner_alone(tmp_path):
         assert min(image.size) > 400
         assert len(set(np.asarray(image.convert("L")).reshape(-1).tolist())) > 20
         assert "Software" not in image.info
+
+
+def test_the_picture_hides_no_curve_and_names_every_world():
+    member = np.arange(100) < 50
+    scores = np.random.default_rng(6).normal(size=100) + member
+    curves = [picture.Curve(f"plan: attack {n}", scores, member) for n in range(8)]
+    fpr = np.geomspace(1e-4, 1, 50)
+    results = [
+        _seen(attack, control, world=world)
+        for world, control in (("plan", None), ("no-noise-moments", "no-noise"),
+                               ("no-noise-gradients", "no-noise"))
+        for attack in ("moments", "moments-differences")
+    ]  # fmt: skip
+    figure = picture._figure(curves, (fpr, fpr), results, False)
+    figure.draw_without_rendering()
+    left, right = figure.axes
+    legend = figure.legends[0].get_window_extent()
+    assert len(figure.legends[0].get_texts()) == len(curves) + 3
+    assert not any(legend.overlaps(axes.get_tightbbox()) for axes in (left, right))
+    assert legend.x0 >= 0 and legend.y0 >= 0 and legend.x1 <= figure.bbox.x1
+    assert [label.get_text() for label in right.get_yticklabels()] == [
+        f"{one.world}: {one.attack}" for one in results
+    ]
 
 
 def test_curves_of_an_attack_at_the_limit_stray_as_far_as_is_drawn():

@@ -1,13 +1,17 @@
 """A run folder and its three rooms: public, released, curator."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpsynth.artifacts.files import storage_error
-from dpsynth.errors import MissingError
+from dpsynth.errors import MissingError, UsageError, typed
 
 LOCK_NAME = "plan.lock.json"
 TRANSCRIPT_NAME = "transcript.jsonl"
+MANIFEST_NAME = "manifest.json"
+CURATOR = "curator"
+ROOMS = ("public", "released", CURATOR)
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,13 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> "RunDir":
-        """The run at `path`. Raises MissingError when it holds no lock."""
+        """The run at `path`.
+
+        Raises:
+            UsageError: a file, a hand-out, or a room of a run; see `require_whole`.
+            MissingError: it holds no lock.
+        """
+        require_whole(path)
         run = cls(path)
         if not run.lock.is_file():
             raise MissingError(
@@ -77,4 +87,45 @@ class RunDir:
     @property
     def curator(self) -> Path:
         """Mode 0700; never hand out."""
-        return self.root / "curator"
+        return self.root / CURATOR
+
+
+def require_whole(path: Path) -> None:
+    """Refuse what is only a part of a run, or a copy of one, in a run folder's place.
+
+    A hand-out bears lock and transcript as a run does: taken for one, it would get a curator's room
+    of its own, inside what is handed out. A folder that is not there yet passes.
+
+    Raises UsageError for a file, a hand-out folder, or one of a run's rooms.
+    """
+    name, home = path.resolve().name, _home(path)
+    where = "" if home is None else f"name the run folder: {_as_typed(home, path)}"
+    if path.is_file():
+        raise UsageError(
+            f"{name} is a file, and a run is a folder", hint=where or "name the run folder"
+        )
+    if name in ROOMS and home == path.resolve().parent:
+        raise UsageError(f"{name}/ is a room of the run {home.name}, not a run", hint=where)
+    if (path / MANIFEST_NAME).is_file() and (path / LOCK_NAME).is_file():
+        raise UsageError(
+            f"{name}/ is a hand-out of a run, not a run",
+            hint=where
+            or f"name the run folder; a hand-out is checked by: {typed('dpsynth', 'replay', path)}",
+        )
+
+
+def _home(path: Path) -> Path | None:
+    """The run folder that `path` lies in, if it lies in one."""
+    return next(
+        (
+            folder
+            for folder in path.resolve().parents[:3]
+            if (folder / LOCK_NAME).is_file() and not (folder / MANIFEST_NAME).is_file()
+        ),
+        None,
+    )
+
+
+def _as_typed(home: Path, path: Path) -> str:
+    """`home` as people would type it who typed `path`."""
+    return str(home) if path.is_absolute() else os.path.relpath(home)

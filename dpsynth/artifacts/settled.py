@@ -121,12 +121,12 @@ def require_grown(run: RunDir) -> None:
     Raises BudgetError unless it begins with its handed-out copy, is there where arrays are, and
     charged every file that a look at private records makes, with the hash that it settled.
     """
+    # The transcript last: it may grow meanwhile, and is ahead of whatever it charges.
+    made, copy = made_files(run.released), run.released / TRANSCRIPT_NAME
+    handed = copy.read_bytes() if copy.is_file() else b""
     known = run.transcript.read_bytes() if run.transcript.is_file() else b""
-    copy = run.released / TRANSCRIPT_NAME
-    cut = copy.is_file() and not known.startswith(copy.read_bytes())
-    if cut or (not known and any(run.released.glob("*.safetensors"))):
+    if not known.startswith(handed) or (not known and any(run.released.glob("*.safetensors"))):
         raise _rolled_back("released/ holds what an earlier transcript of this run charged")
-    made = made_files(run.released)
     paid = settled_files(parse_transcript(known).lines) if made else {}
     for path in made:
         digests = paid.get(path.name)

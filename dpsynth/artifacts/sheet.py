@@ -25,6 +25,7 @@ CELL = 56  # least side of a drawn image, in pixels: small digits stay legible
 GAP = 3
 MARGIN = 12
 TEXT = 15
+LINE = TEXT + 4  # of a title
 
 
 def contact_sheet(
@@ -36,8 +37,8 @@ def contact_sheet(
 ) -> Path:
     """Draw rows of (title, images uint8 (n, H, W, C)) onto one PNG and write it atomically.
 
-    Images smaller than `CELL` are enlarged by a whole factor, nearest neighbour. `stamp` becomes
-    PNG text fields. All images must have one shape.
+    Images smaller than `CELL` are enlarged by a whole factor, nearest neighbour. `title` may have
+    several lines. `stamp` becomes PNG text fields. All images must have one shape.
 
     Raises:
         UsageError: nothing to draw, or images of several shapes.
@@ -114,8 +115,10 @@ def _grid(rows: Rows, headings: Sequence[str], title: str, font: "Font") -> _Gri
         for count, heading in zip(most, headings, strict=True)
     )
     left = 2 * MARGIN + max([0, *(int(font.getlength(name)) for name, _ in rows)])
-    head = MARGIN + (TEXT + MARGIN) * (bool(title) + any(headings))
-    wide = max(left + sum(spans) + MARGIN * len(spans), int(font.getlength(title)) + 2 * MARGIN)
+    lines = title.split("\n")
+    head = MARGIN + (TEXT + MARGIN) * (bool(title) + any(headings)) + LINE * (len(lines) - 1)
+    longest = max(int(font.getlength(line)) for line in lines)
+    wide = max(left + sum(spans) + MARGIN * len(spans), longest + 2 * MARGIN)
     return _Grid(
         scale, step_x, step_y, left, head, spans, (wide, head + len(rows) * step_y + MARGIN)
     )
@@ -128,7 +131,8 @@ def _draw(rows: Rows, headings: Sequence[str], title: str) -> Images:
     grid = _grid(rows, headings, title, font)
     sheet = Image.new("RGB", grid.size, "white")
     pen = ImageDraw.Draw(sheet)
-    pen.text((MARGIN, MARGIN), title, fill="black", font=font)
+    for n, line in enumerate(title.split("\n")):
+        pen.text((MARGIN, MARGIN + n * LINE), line, fill="black", font=font)
     for r, (name, _) in enumerate(rows):
         middle = grid.head + r * grid.step_y + (grid.step_y - GAP) // 2
         pen.text((MARGIN, middle), name, fill="black", font=font, anchor="lm")

@@ -38,6 +38,9 @@ MOST = 10_000
 BALLS = ("precision", "recall", "density", "coverage")
 MEASURES = ("frechet", *BALLS, "kernel", "per_class_frechet", "diversity")
 
+BY_CLASS = ("per_class_frechet", "diversity")
+"""Those that have a value of each class too."""
+
 Pair = tuple[Images, Labels]
 Figures = dict[str, Any]
 
@@ -144,10 +147,10 @@ def compared(job: Job, space: FeatureSpace) -> Figures:
         for name, side in (("ceiling", ceiling), ("floor", floor)):
             figures = _measured(space, side, real, job, told=False)
             found[name] = {key: figures[key]["synthetic"] for key in MEASURES}
-            found[name]["by_class"] = figures["per_class_frechet"]["by_class"]
+            found[name] |= {f"{key}_by_class": figures[key]["by_class"] for key in BY_CLASS}
         return found
 
-    known = job.kept("references", references, space.key, job.public_key())
+    known = job.kept("references-2", references, space.key, job.public_key())
     counts = {
         "synthetic": len(some.features),
         "held_out": len(real.features),
@@ -160,7 +163,8 @@ def compared(job: Job, space: FeatureSpace) -> Figures:
         | {"n": counts, "features": space.name}
         for name in MEASURES
     }
-    result["per_class_frechet"]["ceiling_by_class"] = known["ceiling"]["by_class"]
+    for name in BY_CLASS:
+        result[name]["ceiling_by_class"] = known["ceiling"][f"{name}_by_class"]
     # Copies of one image: no distance at all. Public images have other classes.
     result["diversity"]["floor"] = 0.0
     distance, floor = own["frechet"]["synthetic"], known["floor"]["frechet"]
@@ -229,18 +233,22 @@ def _by_class(some: _Side, real: _Side, job: Job, *, told: bool) -> Figures:
     if not (some.labelled and real.labelled):
         return figure(None, by_class=None)
     sides = (some.features, some.labels, real.features, real.labels, job.classes)
+    width = some.features.shape[1]
     values = per_class_frechet(*sides)
     known = [value for value in values if value is not None]
     if len(known) < len(values) and told:
         missing = len(values) - len(known)
         job.notes.append(
             f"no Frechet distance inside {missing} of {len(values)} classes: each needs more than "
-            f"{some.features.shape[1]} images of it on each side"
+            f"{width} images of it on each side"
         )
     # A mean over some of the classes would be another measure under the same name.
     mean = float(np.mean(known)) if len(known) == len(values) else None
     interval = per_class_frechet_interval(*sides) if mean is not None else None
-    return figure(mean, interval, by_class=dict(zip(job.names, values, strict=True)))
+    found = figure(mean, interval, by_class=dict(zip(job.names, values, strict=True)))
+    if mean is None:
+        found["note"] = f"needs more than {width} images of each class on each side"
+    return found
 
 
 def _diversity(some: _Side, job: Job) -> Figures:

@@ -43,6 +43,11 @@ PROTOCOL = (
     "records are"
 )
 CLEAN, CLOSER, COPIES, UNJUDGED = "clean", "closer", "copies", "not judged"
+LEGEND = (
+    "beside each row: the space that is compared in, and the sample's score there:\n"
+    "its distance to the nearest training record / to the nearest held-out record.\n"
+    "Lower is nearer to training; about 1 is as near to both."
+)
 WORDS = {
     CLEAN: "no sample is nearer to a training record than held-out records make expected",
     CLOSER: "samples are near to training records more often than held-out records are",
@@ -85,6 +90,11 @@ class Found:
     expected: float
     p_value: float
     copies: NDArray[np.int64]
+
+    @property
+    def short(self) -> str:
+        """The space's name without what stands in brackets: "lenet-84"."""
+        return self.space.split(" (")[0]
 
     @property
     def close(self) -> int:
@@ -210,15 +220,17 @@ def closest_pairs(
 ) -> Path:
     """Draw each space's lowest scores: sample, nearest training record, nearest held-out record.
 
-    Unless all records are `public`, `path` lies in the curator's room and is closed to others.
+    Under the title stands what a score is; each row bears its space and its score. Unless all
+    records are `public`, `path` lies in the curator's room and is closed to others.
     """
     drawn = []
-    for number, found in enumerate(check.spaces, start=1):
+    for found in check.spaces:
         for i in np.argsort(found.score, kind="stable")[:rows].tolist():
             near = (samples[i], train[found.train[i]], held_out[found.held_out[i]])
-            drawn.append((f"space {number}: {found.score[i]:.2f}", [one[None] for one in near]))
+            drawn.append((f"{found.short}: {found.score[i]:.2f}", [one[None] for one in near]))
     headings = ["sample", "training", "held out"]
-    side_by_side(drawn, headings, path, title, {"dpsynth": "public" if public else "curator-only"})
+    stamp = {"dpsynth": "public" if public else "curator-only"}
+    side_by_side(drawn, headings, path, f"{title}\n{LEGEND}", stamp)
     if not public:
         path.chmod(0o600)
     return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsynth.artifacts.files import sha256_file, write_json
+from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_samples
 from dpsynth.assess.attributes import Captioned, captioned_records, drawn_for
 from dpsynth.assess.compare import Figures, Job, Pair, public_key, thinned
@@ -113,12 +114,15 @@ def _measured(
         public_key=cache(lambda: public_key(verified)),
         probe_epochs=plan.evaluation.probe_epochs,
         captioned=_captioned(verified, samples, suffix),
-        cache=run.curator / "cache",
+        cache=_cache(run),
     )
     public = plan.private.public
-    settings = replace(settings, public=public, picture=run.curator / f"copies{suffix}.png")
+    pairs = run.curator / f"copies{suffix}.png"
+    settings = replace(settings, public=public, picture=pairs, name=f"{plan.name}{suffix}")
     figures = measured(job, settings, f"evaluating samples{suffix}")
     path = sheet(job, run.curator / f"evaluation{suffix}.png", plan.name, public=public)
+    for picture in filter(Path.is_file, (path, pairs)):
+        picture.chmod(0o600)  # as all else in this room, declared public or not
     return {
         **head(job, settings),
         "noise_source": verified.noise_source,
@@ -144,6 +148,15 @@ def _captioned(
     private = open_private(verified)
     drawn = Captioned(samples[0], drawn_for(verified.run.released / f"samples{suffix}"))
     return drawn, captioned_records(private.train), captioned_records(private.held_out)
+
+
+def _cache(run: RunDir) -> Path:
+    """The folder of what is kept between evaluations, closed to others as its room is."""
+    run.make_rooms()
+    kept = run.curator / "cache"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    kept.chmod(0o700)
+    return kept
 
 
 def _put_beside(figures: Figures, plain: Figures) -> None:
@@ -174,7 +187,7 @@ def distance_to_held_out(verified: VerifiedPlan, images: Images) -> float:
         UsageError: fewer images on a side than features.
     """
     train, held_out = _real(verified)
-    kept, classes = verified.run.curator / "cache", len(verified.plan.private.classes)
+    kept, classes = _cache(verified.run), len(verified.plan.private.classes)
     space, _ = lenet_space(*train, classes, steps=_feature_steps(verified), cache=kept)
     first, second = (space.features(thinned(side)) for side in (images, held_out[0]))
     return frechet_distance(first, second)

@@ -1,5 +1,6 @@
 """Everything that `dpsynth evaluate` measures of one set of samples, phase by phase."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from dpsynth.assess.perceptual import NO_WEIGHTS as NO_ALEXNET
 from dpsynth.assess.perceptual import load_perceptual
 from dpsynth.assess.probes import PROTOCOL, SEEDS, WIDE_PROTOCOL, wide_total
 from dpsynth.console import note, progress
+from dpsynth.errors import UsageError
 from dpsynth.models.inception import WEIGHTS, load_inception
 from dpsynth.models.lenet import LeNet, training_steps
 from dpsynth.planning.captions import Template
@@ -37,6 +39,8 @@ FEATURE_EPOCHS = 5
 SHOWS_REAL = "curator only, shows real records"
 CURATOR = "curator-only: computed from private records without noise"
 MAY_GO = "may be released: every input is declared public, or was released"
+
+_NAME = re.compile("[a-z0-9][a-z0-9._-]*")
 
 Probe = Literal["lenet", "wrn", "both"]
 
@@ -57,6 +61,7 @@ class Settings:
         public: whether all that goes in is public or released.
         copies: whether the training records are known, so that copies of them can be sought.
         picture: where the closest pairs are drawn; None draws none.
+        name: of the plan or the set, above that picture.
     """
 
     feature_steps: int
@@ -69,6 +74,7 @@ class Settings:
     public: bool = False
     copies: bool = True
     picture: Path | None = None
+    name: str = ""
 
     @property
     def wide(self) -> bool:
@@ -100,7 +106,8 @@ def measured(job: Job, settings: Settings, title: str) -> Figures:
         job.notes.append("no copy check: it needs two real records or more on each side")
     elif settings.copies:
         with progress(f"{title}: copy check", 100) as bar:
-            name = f"{title}: {'public' if settings.public else SHOWS_REAL}"
+            who = "public" if settings.public else SHOWS_REAL
+            name = f"{settings.name or title}: closest pairs of the copy check; {who}"
             figures["copies"] = tasks.copies(
                 job, space, bar.advance, settings.picture, name, public=settings.public
             )
@@ -198,6 +205,24 @@ def head(job: Job, settings: Settings) -> Figures:
             "floor": "the plan's public images, evenly thinned; accuracy: the majority class",
         },
     }
+
+
+def suffix_of(model: str | None) -> str:
+    """What a model's name adds to `samples` and `evaluation`, in names of folders and files.
+
+    Raises UsageError for any but a plain name: with a slash it would lead into another room.
+
+    >>> suffix_of(None), suffix_of("prior")
+    ('', '-prior')
+    """
+    if model is None:
+        return ""
+    if not _NAME.fullmatch(model):
+        raise UsageError(
+            "--model is no name of samples",
+            hint="NAME of released/samples-NAME: small letters, digits, dot, - and _",
+        )
+    return f"-{model}"
 
 
 def count_of(figures: Figures) -> int:

@@ -228,6 +228,7 @@ def _reported(job: Job, sets: _Sets, ruler: _Ruler, picture: Path, name: str) ->
         public=ruler.public,
         copies=not ruler.halved,
         picture=ruler.picture,
+        name=name,
     )
     figures = measured(job, settings, "comparing sets")
     path = sheet(job, picture, name, public=ruler.public)

@@ -10,7 +10,7 @@ from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_summary
-from dpsynth.artifacts.settled import MODEL
+from dpsynth.artifacts.settled import MODEL, require_grown
 from dpsynth.artifacts.spending import SpendState, read_state
 from dpsynth.errors import DpsynthError, UsageError, typed
 from dpsynth.planning.candidates import is_allocated
@@ -91,8 +91,11 @@ def status(run: RunDir) -> Status:
     Raises:
         MissingError: no lock.
         ReplayError: the lock or the transcript was edited.
+        BudgetError: `released/` holds what an earlier transcript charged, and that is gone: what
+            was spent is not known, and nothing may be said of it.
     """
     lock = read_lock(run.lock)
+    require_grown(run)
     state = read_state(run, lock)
     return Status(run, lock, state, tuple(_steps(run, lock, state)))
 

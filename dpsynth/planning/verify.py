@@ -12,7 +12,7 @@ from dpsynth.accounting.compose import cross_check, epsilon
 from dpsynth.artifacts.files import read_json
 from dpsynth.artifacts.ledger import Entry, Ledger, dataset_text
 from dpsynth.artifacts.lock import Lock, read_lock, write_lock
-from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.rooms import RunDir, require_whole
 from dpsynth.artifacts.settled import require_grown
 from dpsynth.artifacts.spending import SpendState, calibration_hash, read_state
 from dpsynth.errors import BudgetError, MissingError, PlanError, UsageError, typed
@@ -130,6 +130,7 @@ def make_run(
     """
     plan = sources.with_private(load_plan(plan_file), private)
     folder = RunDir(run or Path("runs") / plan.name)
+    require_whole(folder.root)
     require_grown(folder)
     if _is_started(folder, plan, unsafe_seed):
         folder.make_rooms()

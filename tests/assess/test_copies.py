@@ -2,7 +2,9 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,3 +162,21 @@ def test_the_picture_of_the_closest_pairs_is_closed_to_others(tmp_path: Path) ->
     found = copy_check(*sides, (pixel_space((8, 8, 1)), aligned_space((8, 8, 1))))
     path = closest_pairs(found, *sides, tmp_path / "pairs.png", title="pairs", rows=3)
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_picture_says_what_its_rows_and_numbers_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = DIGITS[:300], DIGITS[400:1300], DIGITS[1300:]
+    named = replace(pixel_space((8, 8, 1)), name="lenet-84 (penultimate layer, of 9 records)")
+    found = copy_check(*sides, (pixel_space((8, 8, 1)), named))
+    drawn: list[Any] = []
+    monkeypatch.setattr(module, "side_by_side", lambda *given: drawn.append(given))
+    closest_pairs(found, *sides, tmp_path / "p.png", title="digits: pairs", public=True, rows=1)
+    ((rows, headings, _, title, _),) = drawn
+    assert [name for name, _ in rows] == [
+        f"{name}: {space.score.min():.2f}"
+        for name, space in zip(("pixels", "lenet-84"), found.spaces, strict=True)
+    ]
+    assert headings == ["sample", "training", "held out"]
+    assert title.startswith("digits: pairs\n") and "Lower is nearer to training" in title

@@ -10,6 +10,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from dpsynth.artifacts.samples import write_samples
+from dpsynth.assess import copies as copies_module
 from dpsynth.assess import features as feature_module
 from dpsynth.assess import measured as module
 from dpsynth.assess import probes as probe_module
@@ -155,6 +156,35 @@ def test_an_augmenting_plan_is_measured_with_and_without(augmenting: VerifiedPla
     assert (curator / "evaluation-plain.png").is_file()
     write_samples(plain, images[:240], labels[:240], CLASSES)
     assert not evaluated()  # of other samples than those that are there
+
+
+def test_a_declared_public_run_closes_the_curators_room_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may be shown; who shares them still does so by hand."""
+    seen: list[str] = []
+    draw = copies_module.side_by_side
+
+    def drawn(*given: Any) -> Path:
+        seen.append(given[3])
+        return draw(*given)
+
+    monkeypatch.setattr(copies_module, "side_by_side", drawn)
+    save_private(tmp_path, *digits())
+    plan = PLAN.replace("private:\n", "private:\n  public: true\n")
+    (tmp_path / "plan.yaml").write_text(plan)
+    public = make_run(tmp_path / "plan.yaml", tmp_path / "run")
+    images, labels = digits()
+    put(public, images[:300], labels[:300])
+    report = evaluate(public)
+    inside = list(public.run.curator.rglob("*"))
+    assert {"copies.png", "evaluation.png", "cache"} <= {path.name for path in inside}
+    assert [path.name for path in inside if path.stat().st_mode & 0o077] == []
+    assert seen[0].startswith("look: closest pairs of the copy check; public\n")
+    by_class = report["diversity"]["ceiling_by_class"]
+    assert list(by_class) == CLASSES
+    assert np.mean(list(by_class.values())) == pytest.approx(report["diversity"]["ceiling"])
+    assert "more than 84 images" in report["per_class_frechet"]["note"]
 
 
 def test_noise_falls_to_the_floor(verified: VerifiedPlan) -> None:

@@ -128,7 +128,7 @@ def test_replay_composes_the_matrix_from_its_charge(tmp_path, lock):
     assert row.sensitivity == pytest.approx(1.0)
     assert row.noise_multiplier == pytest.approx(lock.by_stage["evaluation"]["noise_multiplier"])
     text = build_card(lock, read_transcript(run.transcript), {}, [], SCORES)
-    assert "accuracy **0.900 +- 0.020**" in text
+    assert "accuracy **0.900 (0.860 to 0.940)**" in text
     assert "| a | unknown (0.000 to 1.000) | 0.500 +- 0.100 |" in text
     drawn = build_card(lock, Transcript((), b"", 0), {}, [], SCORES | {"of_samples": None})
     assert "not those in here" in drawn

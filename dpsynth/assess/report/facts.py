@@ -12,6 +12,7 @@ _STAGE_KEYS = (
     "rate", "steps", "clip", "multiplicity", "covariance", "projection", "probe", "weight",
 )  # fmt: skip
 _SAMPLING_KEYS = ("method", "count", "steps", "guidance", "sharpen")
+_DRAWN_KEYS = ("method", "count", "sharpen")  # from the release itself: no flow takes steps
 
 Rows = list[tuple[str, str]]
 
@@ -50,7 +51,9 @@ def _essentials(facts: Mapping[str, Any], budget: Mapping[str, Any]) -> Iterator
     yield "split of the budget", f"by {facts.get('split', 'noise')}"
     if facts.get("distillation"):
         yield "distillation", _said(facts["distillation"], ("steps", "horizon"))
-    yield "sampling", _said(_part(facts, "sampling"), _SAMPLING_KEYS)
+    sampling = _part(facts, "sampling")
+    drawn = _DRAWN_KEYS if sampling.get("method") == "release" else _SAMPLING_KEYS
+    yield "sampling", _said(sampling, drawn)
 
 
 def _said(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:

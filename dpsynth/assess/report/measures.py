@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpsynth.assess.report.copied import copies_table
 from dpsynth.assess.report.tables import (
     Cell,
     Table,
@@ -117,6 +118,9 @@ class _Reader:
         """Tables of a part's own measures, then of what it holds."""
         own = {key: part[key] for key in sorted(part, key=_place) if key not in _ABOUT}
         rows = {key: value for key, value in own.items() if _is_measure(value)}
+        if title == NAMES["copies"] and (table := copies_table(part)) is not None:
+            self.found.tables.append(table)
+            return
         if not depth:  # an older report's measure without ceiling or floor
             rows = {k: v for k, v in own.items() if k in rows or is_number(v)}
         else:
@@ -193,6 +197,9 @@ def _table(rows: Mapping[str, Any], caption: str) -> Table:
     for key, value in whole.items():
         more = [f"{name_of(k)} {number(v)}" for k, v in value.items()
                 if k not in VALUES and is_number(v)]  # fmt: skip
+        if "synthetic" in value and value["synthetic"] is None:
+            why = value.get("note")
+            more.append(why if isinstance(why, str) else "not measured: a note below says why")
         better = (
             "lower is better" if key in _LOWER else "higher is better" if key in _HIGHER else ""
         )

@@ -20,7 +20,7 @@ from dpsynth.released.card_page import CAPTIONS, SCORES, pictures
 from dpsynth.released.page.chart import BarChart, bar_chart
 from dpsynth.released.page.gallery import Gallery
 from dpsynth.released.page.odds import charged, odds_of
-from dpsynth.released.page.prose import Section, plain_names, plain_scores, sections
+from dpsynth.released.page.prose import Section, sections
 from dpsynth.released.page.render import number, render
 
 NAME = "report.html"
@@ -73,7 +73,7 @@ def build_report(run: RunDir, found: Status) -> tuple[str, list[Part]]:
     odds = odds_of(lock, slots or lock.slots, planned=not slots)
     gallery = pictures(run, lock)
     measured, attacked = evaluations(run), audits(run)
-    told = _told(lock, transcript, charged_scores(run))
+    told = _told(lock, transcript, charged_scores(run, lock))
     parts = _parts(run, found, gallery, measured, attacked)
     values = {
         "title": f"{lock.facts['name']}: report of the run (curator only)",
@@ -129,7 +129,7 @@ def _parts(
 
 def _told(lock: Lock, transcript: Transcript, scores: dict[str, Any] | None) -> list[Section]:
     """What the card says of the guarantee, the mechanisms and a charged evaluation."""
-    card = build_card(plain_names(lock), transcript, {}, [], plain_scores(scores))
+    card = build_card(lock, transcript, {}, [], scores)
     return [one for one in sections(card, CAPTIONS) if one.title in ("Guarantee", *CAPTIONS)]
 
 

@@ -16,7 +16,11 @@ from dpsynth.released.page.pictures import png_file
 from dpsynth.released.page.render import number
 from dpsynth.released.scores import made_scores
 
-AUDITS = ("audit", "audit-public-data")
+AUDITS = {
+    "audit": "With the private records (curator/audit)",
+    "audit-public-data": "With public images in their place (curator/audit-public-data)",
+}
+"""Folders of the curator's room, and what the page calls each audit."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Audited:
-    """An audit with its pictures; `damaged` says why it cannot be read."""
+    """An audit with its pictures; `name` says of which records; `damaged` why it cannot be read."""
 
     name: str
     found: Audit | None = None
@@ -58,7 +62,8 @@ def evaluations(run: RunDir) -> list[Evaluated]:
 
 def audits(run: RunDir) -> list[Audited]:
     """The audits of a run's plan: with its private records, and with public ones in their place."""
-    found = [_audited(run, run.curator / name / "audit.json", name) for name in AUDITS]
+    paths = {run.curator / folder / "audit.json": name for folder, name in AUDITS.items()}
+    found = [_audited(run, path, name) for path, name in paths.items()]
     return [one for one in found if one is not None]
 
 

@@ -9,6 +9,7 @@ from reports import audit as audit_report
 from reports import evaluation
 
 from dpsynth.assess.report.audits import audit
+from dpsynth.assess.report.facts import _essentials
 from dpsynth.assess.report.measures import Measures, measures
 from dpsynth.assess.report.tables import Table
 
@@ -64,16 +65,65 @@ def test_confusion_and_classes() -> None:
 
 def test_copy_check_notes_and_pictures() -> None:
     found = measures(evaluation())
-    spaces = by_caption(found, "Copy check: spaces.")
-    assert spaces.columns == ("", "pixels", "features")
-    assert rows(spaces)["interval"]["pixels"] == ("0.006 to 0.0155", "")
-    assert "Copy check: clean: no sample is nearer; exact copies 0." in found.notes
+    copies = by_caption(found, "Copy check: clean: no sample is nearer. Samples that equal a ")
+    assert copies.columns == ("copy check", "pixels", "features")
+    assert {name: row["pixels"] for name, row in rows(copies).items()} == {
+        "verdict": ("clean", ""),
+        "samples that are copies": ("0", "of 2,000"),
+        "samples near to training records": ("1%", "0.6% to 1.55%; 1% by chance"),
+        "lowest score of a sample": ("0.7", "–"),
+        "as many near ones by chance": ("0.4", ""),
+    }
+    assert not any("opy check" in note for note in found.notes)
     assert "few images: a doubt" in found.notes
     assert "Inception FID left blank" in found.notes
     assert found.methods == [
         ("interval: accuracy of a small probe, Frechet distance", "percentile bootstrap of records")
     ]
     assert found.pictures == ["elsewhere/curator/evaluation.png", "somewhere/curator/copies.png"]
+
+
+def test_a_copy_check_that_judged_nothing_has_dashes() -> None:
+    report = evaluation()["copies"]
+    blank = dict.fromkeys(("close_share", "interval", "expected_share", "p_value"))
+    space = report["spaces"][0] | blank | {"verdict": "not judged", "space": "lenet-84 (of 9)"}
+    (table,) = measures({"copies": report | {"verdict": "not judged", "spaces": [space]}}).tables
+    assert table.columns[1] == "lenet-84"
+    assert rows(table)["samples near to training records"]["lenet-84"] == ("–", "")
+    odd = measures({"copies": report | {"spaces": [{"space": 3}]}})
+    assert [t.caption for t in odd.tables] == ["Copy check: spaces."]
+
+
+def test_diversity_by_class_stands_beside_the_real_records() -> None:
+    by_class = {"zero": 1.0, "one": 2.0, "two": None}
+    found = measures(
+        {
+            "classes": ["zero", "one", "two"],
+            "diversity": {
+                "synthetic": 1.5, "by_class": by_class, "ceiling_by_class": by_class | {"two": 3.0}
+            },
+        }
+    )  # fmt: skip
+    table = rows(by_caption(found, "Diversity inside a class, by class."))
+    assert table["two"] == {"synthetic": ("–", ""), "ceiling": ("3", "")}
+
+
+def test_a_value_that_is_absent_says_why_where_it_stands() -> None:
+    blank = {"synthetic": None, "note": "needs more than 84 images"}
+    (table,) = measures({"per_class_frechet": blank, "recall": {"synthetic": None}}).tables
+    heads = {head.text: head.small for head, _ in table.rows}
+    assert heads["Frechet distance inside a class"].endswith("needs more than 84 images")
+    assert heads["recall"].endswith("a note below says why")
+
+
+def test_a_draw_from_the_release_takes_no_steps_of_a_flow() -> None:
+    sampling = {"method": "release", "count": 2000, "steps": 25, "guidance": 1.5, "sharpen": 0.5}
+    facts = {"sampling": sampling, "split": "noise"}
+    budget = {"epsilon": 3.0, "delta": 1e-5, "adjacency": "add-or-remove-one", "unit": "record"}
+    said = dict(_essentials(facts, budget))["sampling"]
+    assert said == "release, count 2,000, sharpen 0.5"
+    flow = {"sampling": sampling | {"method": "flow"}}
+    assert "steps 25, guidance 1.5" in dict(_essentials(flow, budget))["sampling"]
 
 
 def test_an_older_report() -> None:

@@ -104,7 +104,8 @@ def test_an_audit_on_public_data_stands_beside_the_other(run: VerifiedPlan) -> N
     path = put(run.run, "audit-public-data/audit.json", audit())
     page = page_of(run)[1]
     assert page.text.count("PASS. No attack saw") == 2
-    assert "audit-public-data" in page.text
+    assert "With public images in their place (curator/audit-public-data)" in page.text
+    assert "With the private records (curator/audit)" in page.text
     path.unlink()
 
 

@@ -129,7 +129,7 @@ def test_replay_composes_the_matrix_from_its_charge(tmp_path, lock):
     assert row.noise_multiplier == pytest.approx(lock.by_stage["evaluation"]["noise_multiplier"])
     text = build_card(lock, read_transcript(run.transcript), {}, [], SCORES)
     assert "accuracy **0.900 (0.860 to 0.940)**" in text
-    assert "| a | unknown (0.000 to 1.000) | 0.500 +- 0.100 |" in text
+    assert "| a | unknown (0.000 to 1.000) | 0.500 (0.300 to 0.700) |" in text
     drawn = build_card(lock, Transcript((), b"", 0), {}, [], SCORES | {"of_samples": None})
     assert "not those in here" in drawn
 

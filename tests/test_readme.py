@@ -27,7 +27,7 @@ public: [{kind: letters, count: 300}]
 representation: {kind: pca, code: 6}
 stages:
   moments: {weight: 0.8, covariance: shared}
-  train: {weight: 0.2, rate: 0.1, steps: 4, chunk: 2, multiplicity: 2, buckets: 2}
+  train: {weight: 0.2, rate: 0.6, steps: 6, chunk: 3, multiplicity: 2, buckets: 2}
 velocity: {kind: mlp, width: 16, depth: 2}
 prior: {steps: 10, batch: 32}
 distillation: {steps: 10, batch: 32}

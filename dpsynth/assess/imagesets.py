@@ -25,7 +25,7 @@ from dpsynth.planning.source_kinds import FolderSource, IdxSource, LettersSource
 from dpsynth.readers import BadRecord, Record, RecordSource, UnreadableSourceError, open_source
 from dpsynth.readers.metadata import MOST_METADATA, NAMES, parse_metadata
 from dpsynth.readers.npz import NpzReader
-from dpsynth.readers.picture import SUFFIXES
+from dpsynth.readers.picture import SUFFIXES, brought_to
 from dpsynth.readers.tree import READ_ERRORS, TooLargeError, Tree, open_tree
 
 RESIZING = (
@@ -161,20 +161,6 @@ def shared(first: Images, second: Images) -> int:
     """How many images of `first` lie in `second` too, pixel by pixel."""
     known = {sha256_bytes(image.tobytes()) for image in second}
     return sum(sha256_bytes(image.tobytes()) in known for image in first)
-
-
-def brought_to(image: Images, shape: ImageShape) -> Images:
-    """One image uint8 (h, w, 1 or 3) as uint8 (H, W, C), as `RESIZING` says."""
-    if image.shape == (shape.height, shape.width, shape.channels):
-        return image
-    from PIL import Image
-
-    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-    picture = picture.convert("L" if shape.channels == 1 else "RGB")
-    if picture.size != (shape.width, shape.height):
-        picture = picture.resize((shape.width, shape.height), Image.Resampling.LANCZOS)
-    pixels = np.asarray(picture, dtype=np.uint8)
-    return pixels.reshape(shape.height, shape.width, shape.channels)
 
 
 def _read(given: str | Path, wanted: _Wanted) -> ImageSet:

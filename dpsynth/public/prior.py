@@ -48,7 +48,7 @@ def fit_prior(
         own, null = _described(model, captions_of)
     averaged = copy.deepcopy(model).requires_grad_(False)
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
-    index = _endless(len(codes), settings.batch, source)
+    index = endless(len(codes), settings.batch, source)
     for step in range(settings.steps):
         chosen = next(index)
         y = drop_labels(own[chosen], settings.label_dropout, null, source)
@@ -58,7 +58,7 @@ def fit_prior(
         optimiser.step()
         cap_spectral(model, velocity.spectral)
         # A young average follows the model closely, or it would keep the random start.
-        _average(averaged, model, min(settings.ema, (1 + step) / (10 + step)))
+        average(averaged, model, min(settings.ema, (1 + step) / (10 + step)))
         advance()
     cap_spectral(averaged, velocity.spectral)
     if captions_of is not None:
@@ -79,11 +79,13 @@ def _described(model: nn.Module, captions: Sequence[str]) -> tuple[Tensor, int]:
 
 
 @torch.no_grad()
-def _average(averaged: nn.Module, model: nn.Module, decay: float) -> None:
+def average(averaged: nn.Module, model: nn.Module, decay: float) -> None:
+    """Move the averaged weights towards the model's: an exponential moving average."""
     for old, new in zip(averaged.parameters(), model.parameters(), strict=True):
         old.lerp_(new, 1.0 - decay)
 
 
-def _endless(count: int, size: int, source: torch.Generator) -> Iterator[Tensor]:
+def endless(count: int, size: int, source: torch.Generator) -> Iterator[Tensor]:
+    """Batches of indices (size,), epoch after epoch, each in an order of its own."""
     while True:
         yield from batches(count, size, source)

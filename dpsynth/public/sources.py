@@ -14,7 +14,8 @@ from dpsynth.planning.caption_rules import PUBLIC, CaptionRule
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.planning.source_kinds import Source
 from dpsynth.public.spool import in_parts, spooled
-from dpsynth.readers import BadRecord, Item, Record, UnreadableSourceError, open_source
+from dpsynth.readers import BadRecord, Item, UnreadableSourceError, open_source
+from dpsynth.readers.picture import brought_to
 
 DRAWN = ("letters", "glyphs")
 """Kinds of sources whose images are drawn by dpsynth: white strokes on black."""
@@ -134,25 +135,10 @@ def _fitted(kind: str, items: list[Item], shape: ImageShape) -> _Part:
     for item in items:
         if isinstance(item, BadRecord):
             raise DataError(f"public {kind} source: {item.name}: {item.reason}")
-        images.append(_fit(item, shape))
+        images.append(brought_to(item.image, shape))
         labels.append(item.label)
         texts.append(item.text)
     return _Part(np.stack(images), np.array(labels, dtype=np.int64), texts)
-
-
-def _fit(record: Record, shape: ImageShape) -> NDArray[np.uint8]:
-    """One image (h, w, c) as uint8 (H, W, C)."""
-    image = record.image
-    if image.shape == (shape.height, shape.width, shape.channels):
-        return image
-    from PIL import Image
-
-    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-    picture = picture.convert("L" if shape.channels == 1 else "RGB")
-    if picture.size != (shape.width, shape.height):
-        picture = picture.resize((shape.width, shape.height), Image.Resampling.LANCZOS)
-    pixels = np.asarray(picture, dtype=np.uint8)
-    return pixels.reshape(shape.height, shape.width, shape.channels)
 
 
 def _sha256(images: NDArray[np.uint8], labels: NDArray[np.int64], captions: list[str]) -> str:

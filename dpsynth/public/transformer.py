@@ -6,7 +6,7 @@ taught; the same one, frozen, completes the fine tokens. Both parts learn here, 
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpsynth.console import note, progress
 from dpsynth.errors import UsageError
-from dpsynth.models.seeding import batches, generator, seeded_initialisation
+from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.wavelet.autoregressive import (
     Autoregressive,
     drop_captions,
@@ -26,6 +26,7 @@ from dpsynth.models.wavelet.autoregressive import (
 from dpsynth.models.wavelet.causal import Sizes
 from dpsynth.planning.schema import Prior
 from dpsynth.public.kept import made_by
+from dpsynth.public.prior import average, endless
 
 WARM_UP = 0.05
 """Share of the steps in which the learning rate rises."""
@@ -89,7 +90,7 @@ def fit_transformer(
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
-    index, losses = _endless(len(pairs.ids), settings.batch, source), []
+    index, losses = endless(len(pairs.ids), settings.batch, source), []
     for step in range(settings.steps):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * _share(step, settings.steps)
@@ -102,7 +103,7 @@ def fit_transformer(
         nn.utils.clip_grad_norm_(model.parameters(), NORM)
         optimiser.step()
         # A young average follows the model closely, or it would keep the random start.
-        _average(averaged, model, min(settings.ema, (1 + step) / (10 + step)))
+        average(averaged, model, min(settings.ema, (1 + step) / (10 + step)))
         losses.append(tuple(found.tolist()))
         advance()
     return Fitted(averaged.cpu().eval(), losses)
@@ -169,14 +170,3 @@ def _share(step: int, steps: int) -> float:
     if step < rise:
         return (step + 1) / rise
     return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
-
-
-@torch.no_grad()
-def _average(averaged: nn.Module, model: nn.Module, decay: float) -> None:
-    for old, new in zip(averaged.parameters(), model.parameters(), strict=True):
-        old.lerp_(new, 1.0 - decay)
-
-
-def _endless(count: int, size: int, source: torch.Generator) -> Iterator[Tensor]:
-    while True:
-        yield from batches(count, size, source)

@@ -100,6 +100,20 @@ def _require_sums(content: bytes) -> None:
         place = end + 4
 
 
+def brought_to(image: Image, shape: ImageShape) -> Image:
+    """One image uint8 (h, w, 1 or 3) as uint8 (H, W, C): Lanczos, grey copied, colour to luma."""
+    if image.shape == (shape.height, shape.width, shape.channels):
+        return image
+    from PIL import Image as Pillow
+
+    picture = Pillow.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    picture = picture.convert(MODES[shape.channels])
+    if picture.size != (shape.width, shape.height):
+        picture = picture.resize((shape.width, shape.height), Pillow.Resampling.LANCZOS)
+    pixels = np.asarray(picture, dtype=np.uint8)
+    return pixels.reshape(shape.height, shape.width, shape.channels)
+
+
 def _grey_or_rgb(picture: "Pillow.Image") -> "Pillow.Image":
     """The picture itself, or the nearer of the two modes (public data alone gets here)."""
     if picture.mode in MODES.values():

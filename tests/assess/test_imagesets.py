@@ -15,9 +15,10 @@ from sklearn.datasets import load_digits
 
 from dpsynth.artifacts.samples import write_samples
 from dpsynth.assess import imagesets as module
-from dpsynth.assess.imagesets import ImageSet, brought_to, halves, read_set, shared
+from dpsynth.assess.imagesets import ImageSet, halves, read_set, shared
 from dpsynth.errors import DataError, MissingError, UsageError
 from dpsynth.planning.schema import ImageShape
+from dpsynth.readers.picture import brought_to
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (6, 9, 7, 1), dtype=np.uint8)

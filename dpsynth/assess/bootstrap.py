@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from dpsynth.accounting.intervals import clopper_pearson
 from dpsynth.assess.metrics import Features, frechet_distance, gaussian_maps, per_class
 from dpsynth.errors import UsageError
 
@@ -99,8 +100,8 @@ def share_interval(hits: int, count: int, *, level: float = LEVEL) -> Interval:
     """
     if not 0 <= hits <= count or count < 1:
         raise UsageError(f"a share of {hits} in {count} records has no interval")
-    found = stats.binomtest(hits, count).proportion_ci(confidence_level=level, method="exact")
-    return Interval(float(found.low), float(found.high), level, 0, EXACT)
+    low, high = clopper_pearson(hits, count, level)
+    return Interval(low, high, level, 0, EXACT)
 
 
 def mean_interval(

@@ -71,7 +71,7 @@ def stamps(lock: Lock) -> dict[str, str]:
 
 def spent(lock: Lock, transcript: Transcript) -> float:
     """Epsilon of every charge in the transcript, composed, rounded up."""
-    return _composed(lock, _charged(lock, transcript))
+    return _composed(lock, charged_slots(lock, transcript))
 
 
 def build_card(
@@ -146,7 +146,7 @@ def _delta_warning(lock: Lock) -> str:
 
 
 def _spending(lock: Lock, transcript: Transcript) -> str:
-    charged = _charged(lock, transcript)
+    charged = charged_slots(lock, transcript)
     settled = {line["slot"] for line in transcript.lines if line["kind"] == "settle"}
     rows = ["| mechanism | charges | noise / sensitivity | rate | steps | epsilon alone |"]
     rows.append("| --- | --- | --- | --- | --- | --- |")
@@ -219,7 +219,8 @@ def _composed(lock: Lock, slots: Sequence[Slot]) -> float:
     return epsilon([slot.event() for slot in slots], delta).pessimistic
 
 
-def _charged(lock: Lock, transcript: Transcript) -> list[Slot]:
+def charged_slots(lock: Lock, transcript: Transcript) -> list[Slot]:
+    """The slots that were spent, forfeited ones too."""
     slots = {slot.id: slot for slot in lock.slots}
     ids = [line["slot"] for line in transcript.lines if line["kind"] == "charge"]
     return [slots[number] for number in ids if number in slots]

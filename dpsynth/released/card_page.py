@@ -14,9 +14,9 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.transcript import Transcript
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.units import unit_words
-from dpsynth.released.card import build_card, spent, stamps
+from dpsynth.released.card import build_card, charged_slots, spent, stamps
 from dpsynth.released.page.gallery import Gallery, HandOut, gallery
-from dpsynth.released.page.odds import Odds, charged, odds_of
+from dpsynth.released.page.odds import Odds, odds_of
 from dpsynth.released.page.pictures import png_file
 from dpsynth.released.page.prose import Section, sections
 from dpsynth.released.page.render import number, render
@@ -50,7 +50,7 @@ def build_card_page(
     `samples`, `files`, `evaluation` as of `build_card`; `folder`: the hand-out, whose pictures are
     shown.
     """
-    odds = odds_of(lock, charged(lock, transcript))
+    odds = odds_of(lock, charged_slots(lock, transcript))
     said = sections(build_card(lock, transcript, samples, files, evaluation), CAPTIONS)
     return render(
         "card.html",

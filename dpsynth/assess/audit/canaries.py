@@ -118,12 +118,6 @@ def canary_codes(
     return UnitCodes(codes, found)
 
 
-def chosen_units(units: UnitCodes, chosen: Mask, *, several: bool) -> UnitCodes:
-    """The units of one image that `chosen` (m,) marks; `several`: beside units of several."""
-    codes, labels = units.codes[chosen], units.labels[chosen]
-    return UnitCodes(codes, labels, np.ones(len(labels), np.int64) if several else None)
-
-
 def _directions(labels: NDArray[np.int64], dim: int, seed: int) -> Array:
     """Unit vectors (m, d); those of a class are orthogonal, up to d of them."""
     source = np.random.default_rng(seed)

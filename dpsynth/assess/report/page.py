@@ -15,11 +15,11 @@ from dpsynth.assess.report.parts import Audited, Evaluated, audits, charged_scor
 from dpsynth.errors import typed
 from dpsynth.planning import table
 from dpsynth.planning.steps import Status, status
-from dpsynth.released.card import build_card, spent, stamps
+from dpsynth.released.card import build_card, charged_slots, spent, stamps
 from dpsynth.released.card_page import CAPTIONS, SCORES, pictures
 from dpsynth.released.page.chart import BarChart, bar_chart
 from dpsynth.released.page.gallery import Gallery
-from dpsynth.released.page.odds import charged, odds_of
+from dpsynth.released.page.odds import odds_of
 from dpsynth.released.page.prose import Section, sections
 from dpsynth.released.page.render import number, render
 
@@ -69,7 +69,7 @@ def build_report(run: RunDir, found: Status) -> tuple[str, list[Part]]:
     lock = found.lock
     data = run.transcript.read_bytes() if run.transcript.is_file() else b""
     transcript = parse_transcript(data)
-    slots = charged(lock, transcript)
+    slots = charged_slots(lock, transcript)
     odds = odds_of(lock, slots or lock.slots, planned=not slots)
     gallery = pictures(run, lock)
     measured, attacked = evaluations(run), audits(run)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from dpsynth.accounting import tradeoff
 from dpsynth.artifacts.lock import Lock, Slot
-from dpsynth.artifacts.transcript import Transcript
 from dpsynth.planning.units import read_unit
 from dpsynth.released.page.chart import RocChart, roc_chart
 
@@ -63,13 +62,6 @@ class Odds:
     def low(self) -> Rate | None:
         """The rate with the fewest false alarms."""
         return self.rows[0] if self.rows else None
-
-
-def charged(lock: Lock, transcript: Transcript) -> list[Slot]:
-    """The slots that were spent, forfeited ones too."""
-    slots = {slot.id: slot for slot in lock.slots}
-    ids = [line["slot"] for line in transcript.lines if line["kind"] == "charge"]
-    return [slots[number] for number in ids if number in slots]
 
 
 def odds_of(lock: Lock, slots: Sequence[Slot], *, planned: bool = False) -> Odds:

@@ -1,5 +1,7 @@
 """`dpsynth pretrain`: learn the code space and the prior from public data."""
 
+from typing import Any
+
 from dpsynth.commands import _options as opt
 from dpsynth.commands._ranks import ranks_of, verified_on
 from dpsynth.console import result
@@ -24,8 +26,13 @@ def pretrain(
         # One process: the files must not depend on how many there are.
         facts = ranks.lead(lambda: library_pretrain(verified))
         if facts is not None:
-            text = (
-                f"radius {facts['radius']:.4g}, tau {facts['tau']:.3g}: {verified.run.calibration}"
-            )
+            text = f"{_found(facts)}: {verified.run.calibration}"
             result({"calibration": str(verified.run.calibration), **facts}, json, text)
             opt.say_next(verified)
+
+
+def _found(facts: dict[str, Any]) -> str:
+    """What a calibration says, in a few words."""
+    if "radius" in facts:
+        return f"radius {facts['radius']:.4g}, tau {facts['tau']:.3g}"
+    return f"{sum(facts['tokens']['counts'])} tokens, {facts['tokens']['private']} of them private"

@@ -76,10 +76,10 @@ def table(vocabulary: int, width: int) -> Tensor:
     return torch.from_numpy((uniform * 3.0**0.5).astype(np.float32)).view(vocabulary, width)
 
 
-def require_distinct(captions: Sequence[str], ids: Tensor) -> None:
+def require_distinct(captions: Sequence[str], ids: Tensor, *, where: str = "velocity.text") -> None:
     """Refuse conditions whose tokens (n, length) are the same, or those of the empty caption.
 
-    No model could tell them apart.
+    No model could tell them apart. `where`: the plan's section that says how they are read.
 
     Raises:
         UsageError: naming the first two.
@@ -90,7 +90,7 @@ def require_distinct(captions: Sequence[str], ids: Tensor) -> None:
         if first is not None:
             raise UsageError(
                 f"the captions {first!r} and {caption!r} have the same tokens",
-                hint="raise velocity.text.vocabulary (two words fell into one row) or "
-                "velocity.text.length (what tells them apart was cut off), or rename one",
+                hint=f"raise {where}.vocabulary (two words fell into one row) or "
+                f"{where}.length (what tells them apart was cut off), or rename one",
             )
         seen[tuple(row)] = caption

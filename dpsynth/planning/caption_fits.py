@@ -22,11 +22,14 @@ def require_captions(
     source: Source,
     unit: UnitColumn | None,
     velocity: str,
+    space: str,
+    moments: bool,
     drawn_for: bool,
 ) -> None:
     """Raise a ValueError that names the keys which do not fit together.
 
-    `velocity`: its kind; `drawn_for`: whether the plan names captions to draw images for.
+    `velocity`, `space`: kinds of the velocity model and of the representation; `moments`: whether
+    there is such a stage; `drawn_for`: whether the plan names captions to draw images for.
     """
     if isinstance(captions, Template):
         _require_distinct(captions, classes)
@@ -41,7 +44,17 @@ def require_captions(
             else "declare private.captions: {kind: template, ...}, or write `features: one-hot`",
         )
     if isinstance(captions, FreeCaptions):
-        _require_free(release, velocity, drawn_for)
+        if space != "tokens":
+            _require_reader(release, velocity, moments)
+        if not drawn_for:
+            model = "" if space == "tokens" else "velocity.kind: mmdit and "
+            raise misfit(
+                f"captions of kind free need {model}sampling.captions",
+                "sampling",
+                "private.captions",
+                hint="write `captions: FILE` under `sampling:`, a public text file, one caption a "
+                "line; or a CSV file or an image folder with a column text",
+            )
     elif drawn_for:
         raise misfit(
             "sampling.captions is for captions of kind free: a plan with a template draws images "
@@ -98,8 +111,9 @@ def _require_source(source: Source, unit: UnitColumn | None) -> None:
         )
 
 
-def _require_free(release: CaptionRelease | None, velocity: str, drawn_for: bool) -> None:
-    if release is None or release.features != "sentence":
+def _require_reader(release: CaptionRelease | None, velocity: str, moments: bool) -> None:
+    """A flow, and what is released beside it, must be able to read free captions."""
+    if moments and (release is None or release.features != "sentence"):
         raise misfit(
             "captions of kind free need stages.moments.captions with features: sentence",
             "stages.moments.captions",
@@ -112,11 +126,4 @@ def _require_free(release: CaptionRelease | None, velocity: str, drawn_for: bool
             "velocity",
             "private.captions",
             hint="write `velocity: {kind: mmdit}`: a model that reads captions",
-        )
-    if not drawn_for:
-        raise misfit(
-            "captions of kind free need velocity.kind: mmdit and sampling.captions",
-            "sampling",
-            "private.captions",
-            hint="write `captions: FILE` under `sampling:`, a public text file, one caption a line",
         )

@@ -133,9 +133,14 @@ class Template(Section):
 
 
 class FreeCaptions(Section):
-    """Captions of any form. Images are drawn for public captions: `sampling.captions`."""
+    """Captions of any form. Images are drawn for public captions: `sampling.captions`.
+
+    `public` states, for whoever reads the card, that these captions are known anyway: the setting
+    of DP-Wavelet. What is computed is the same.
+    """
 
     kind: Literal["free"]
+    public: bool = later(False)
 
 
 Captions = Annotated[Template | FreeCaptions, Field(discriminator="kind")]

@@ -3,20 +3,24 @@
 from typing import Any
 
 from dpsynth.planning.section import misfit
+from dpsynth.planning.tokens import Tokens
 from dpsynth.planning.wavelets import Canvas, code_of, require_band
 
 
 def with_code(values: Any) -> Any:
-    """A plan's raw values with the `code` that `kind: pixels` and `kind: wavelet` may leave out.
+    """A plan's raw values with the `code` that follows from the image, and may be left out.
 
     What is wrong in them is found later.
     """
     try:
         space, image = values["representation"], values["private"]["image"]
-        wavy = space["kind"] == "wavelet" or "levels" in space  # a misspelt kind is named later
-        if "code" in space or not (wavy or space["kind"] == "pixels"):
+        kind = space["kind"]
+        wavy = kind == "wavelet" or "levels" in space  # a misspelt kind is named later
+        if "code" in space or not (wavy or kind in {"pixels", "tokens"}):
             return values
-        if wavy:
+        if kind == "tokens":
+            code = _private_tokens(values.get("tokens"), image)
+        elif wavy:
             code = code_of(space, image)
         else:
             code = image["height"] * image["width"] * image.get("channels", 1)
@@ -25,11 +29,35 @@ def with_code(values: Any) -> Any:
     return {**values, "representation": {**space, "code": code}}
 
 
+def _private_tokens(tokens: Any, image: Any) -> int:
+    """Private tokens by a plan's raw values; 1 where they are at fault, which is found later."""
+    try:
+        height, width = image["height"], image["width"]
+        return max(1, Tokens.model_validate(tokens).private_tokens(height, width))
+    except (TypeError, KeyError, ValueError, ArithmeticError):
+        return 1
+
+
 def require_code(
-    shape: tuple[int, int, int], kind: str, code: int, *, levels: int | None, padded: Canvas | None
+    shape: tuple[int, int, int],
+    kind: str,
+    code: int,
+    *,
+    levels: int | None,
+    padded: Canvas | None,
+    tokens: Tokens | None,
 ) -> None:
     """Raise where images of `shape` (height, width, channels) have no code of so many numbers."""
     height, width, channels = shape
+    if kind == "tokens" and tokens is not None:
+        count = tokens.private_tokens(height, width)
+        if code != count:
+            raise misfit(
+                f"representation.code is {code}, and tokens.private: {tokens.private} makes "
+                f"{count} tokens of an image private; leave `code` out",
+                "representation.code",
+                hint="write `representation: {kind: tokens}`, without `code`",
+            )
     pixels = height * width * channels
     if kind == "wavelet" and levels is not None:
         require_band(height, width, channels, code=code, levels=levels, padded=padded)

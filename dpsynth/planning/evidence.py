@@ -251,7 +251,7 @@ def _check_named(calibration: Path) -> None:
         facts = read_json(calibration)
     except UsageError as error:
         raise ReplayError(error.message) from error
-    for key in ("geometry", "within", "projection", "features"):
+    for key in ("geometry", "within", "projection", "features", "tokenizer", "transformer"):
         path, wanted = calibration.parent / f"{key}.safetensors", facts.get(f"{key}_sha256")
         if wanted is not None and path.is_file() and sha256_file(path) != wanted:
             raise ReplayError(

@@ -14,6 +14,7 @@ from dpsynth.planning.section import LATER
 
 _PATHS = {"idx": ("images", "labels"), "folder": ("path",), "npz": ("path",)}
 _ENCODED = "sentence"  # a caption release with a text encoder's folder
+_ENCODER_WIDTH = "encoder_width"  # said of a transformer with one, and of no other
 _FREE = "free"  # captions of any form
 
 
@@ -21,7 +22,7 @@ def with_paths(value: Any) -> Any:
     """Facts with a placeholder in each path's place."""
     if isinstance(value, dict):
         placeholders = dict.fromkeys(_PATHS.get(str(value.get("kind")), ()), "-")
-        if value.get("features") == _ENCODED:
+        if value.get("features") == _ENCODED or value.get(_ENCODER_WIDTH) is not None:
             placeholders["encoder"] = "-"
         found = {**placeholders, **{key: with_paths(item) for key, item in value.items()}}
         return _drawn_for(found) if _is_free(found) else found

@@ -1,10 +1,10 @@
-"""How DP-SGD moves the weights along the noisy gradient: post-processing, so free to choose."""
+"""How DP-SGD moves which weights along the noisy gradient: post-processing, so free to choose."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dpsynth.planning.section import PositiveFloat, Section
+from dpsynth.planning.section import PositiveFloat, PositiveInt, Section
 
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -53,3 +53,10 @@ class Schedule(Section):
 
     kind: Literal["constant", "cosine", "linear"] = "constant"
     warmup: Annotated[int, Field(ge=0)] = 0
+
+
+class LowRank(Section):
+    """LoRA: factors of `rank` beside a linear map, whose product is scaled by `scale` / `rank`."""
+
+    rank: PositiveInt = 8
+    scale: PositiveFloat = 8.0

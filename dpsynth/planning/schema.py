@@ -13,11 +13,11 @@ from dpsynth.planning.caption_fits import require_captions
 from dpsynth.planning.captions import Captions, Template
 from dpsynth.planning.code_space import require_code, with_code
 from dpsynth.planning.facts import with_paths, without_paths
-from dpsynth.planning.optimizer import Adam, Optimizer, Schedule
+from dpsynth.planning.optimizer import Adam, LowRank, Optimizer, Schedule
 from dpsynth.planning.release import EvaluationRelease, Moments
+from dpsynth.planning.sampling import Sampling
 from dpsynth.planning.section import (
     Fraction,
-    PathField,
     PositiveFloat,
     PositiveInt,
     Rate,
@@ -26,6 +26,8 @@ from dpsynth.planning.section import (
     misfit,
 )
 from dpsynth.planning.source_kinds import Source
+from dpsynth.planning.token_fits import require_token_plan, with_token_numbers
+from dpsynth.planning.tokens import Tokens
 from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_named, require_units
 from dpsynth.planning.velocity import Velocity
 from dpsynth.planning.wavelets import Canvas, Levels, require_wavelet
@@ -150,14 +152,15 @@ class Autoencoder(Section):
 
 
 class Representation(Section):
-    """The public code space: PCA, an autoencoder, the pixels, or the LL0 band of a wavelet.
+    """The public code space: PCA, an autoencoder, pixels, the LL0 band of a wavelet, or tokens.
 
-    The last two are centred and scaled by public ones, nothing more; their `code` follows from the
-    image (of LL0: its sides, `padded` or rounded up, by 2^levels) and may be left out.
+    Pixels and LL0 are centred and scaled by public ones, nothing more; their `code` follows from
+    the image (of LL0: its sides, `padded` or rounded up, by 2^levels) and may be left out.
+    `tokens`: those of the plan's section `tokens`; `code` is how many of them training sees.
     `clip_quantile`: the clip radius R is this quantile of the public codes' norms.
     """
 
-    kind: Literal["pca", "autoencoder", "pixels", "wavelet"]
+    kind: Literal["pca", "autoencoder", "pixels", "wavelet", "tokens"]
     code: PositiveInt
     clip_quantile: Fraction = 0.99
     autoencoder: Autoencoder = Autoencoder()
@@ -175,7 +178,10 @@ class Train(Section):
     """DP-SGD on the rectified flow over declared time buckets on [tau, 1] (section 3.2).
 
     Each step draws a Poisson batch at `rate`; `chunk` steps are charged at a time. `optimizer` and
-    `schedule` say how the weights move along the noisy gradient (docs/training.md).
+    `schedule` say how the weights move along the noisy gradient (docs/training.md). On tokens the
+    loss is their cross entropy: there are no times, so no buckets, and `multiplicity` counts the
+    images of a unit that a step sees. `parameters`: which weights move, `attention` (and the
+    reading of captions) as in DP-LDM, `lora` factors beside those of attention and MLPs.
     """
 
     weight: PositiveFloat = 1.0
@@ -191,7 +197,8 @@ class Train(Section):
     optimizer: Optimizer = later(Adam())
     schedule: Schedule = later(Schedule())
     allocation: Allocation | None = later(None)
-    parameters: Literal["all", "last"] = later("all")
+    parameters: Literal["all", "last", "attention", "lora"] = later("all")
+    lora: LowRank = later(LowRank())
 
     @model_validator(mode="after")
     def _chunks_hold_every_bucket(self) -> "Train":
@@ -204,6 +211,16 @@ class Train(Section):
                 "buckets",
                 "allocation",
                 hint=f"write `chunk: {self.buckets * max(1, self.chunk // self.buckets)}`",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _factors_are_used(self) -> "Train":
+        if "lora" in self.model_fields_set and self.parameters != "lora":
+            raise misfit(
+                f"lora: only for `parameters: lora`, and parameters is {self.parameters}",
+                "lora",
+                hint="write `parameters: lora`, or leave `lora` out",
             )
         return self
 
@@ -255,37 +272,6 @@ class Distillation(Section):
     cap: Rate = 1.0
 
 
-class Jitter(Section):
-    """Mild random movement of finished images: more variety for a classifier, less fidelity.
-
-    Ranges, uniform both ways: degrees, and shares of the size and of the side.
-    """
-
-    rotation: Annotated[float, Field(ge=0, le=45, allow_inf_nan=False)] = 6.0
-    scale: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.05
-    shift: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.03
-
-
-class Sampling(Section):
-    """How images are drawn: from the released Gaussians, or by the flow's Euler sampler.
-
-    `sharpen`: gain of an unsharp mask; `public` takes the one that gives decoded draws of public
-    classes the gradient energy of their images. `augment`: also moves each image a little;
-    samples without it are always drawn and measured beside.
-    """
-
-    method: Literal["release", "flow", "guide"] = "release"
-    start: Literal["plateau"] | Fraction = later("plateau")
-    captions: PathField | None = later(None)
-    count: PositiveInt = 10_000
-    steps: PositiveInt = 25
-    guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.5
-    sharpen: Literal["public"] | Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = later(
-        0.0
-    )
-    augment: Jitter | None = later(None)
-
-
 class Evaluation(Section):
     """The fixed evaluation protocol: a LeNet probe, last epoch, trained on synthetic only."""
 
@@ -305,6 +291,7 @@ class Plan(Section):
     stages: Stages
     split: Literal["noise", "epsilon"] = "noise"
     velocity: Velocity = Velocity()
+    tokens: Tokens | None = later(None)
     prior: Prior = Prior()
     distillation: Distillation | None = None
     sampling: Sampling = Sampling()
@@ -314,7 +301,12 @@ class Plan(Section):
     @model_validator(mode="before")
     @classmethod
     def _code_left_out(cls, values: Any) -> Any:
-        return with_code(values)
+        return with_token_numbers(with_code(values))
+
+    @model_validator(mode="after")
+    def _tokens_fit(self) -> "Plan":
+        require_token_plan(self)
+        return self
 
     @model_validator(mode="after")
     def _code_fits(self) -> "Plan":
@@ -325,6 +317,7 @@ class Plan(Section):
             space.code,
             levels=space.levels,
             padded=space.padded,
+            tokens=self.tokens,
         )
         return self
 
@@ -332,7 +325,7 @@ class Plan(Section):
     def _stages_fit(self) -> "Plan":
         if self.distillation is not None and self.stages.moments is None:
             raise misfit("distillation needs stages.moments", "distillation")
-        if self.sampling.method != "flow" and self.stages.moments is None:
+        if self.sampling.method in {"release", "guide"} and self.stages.moments is None:
             raise misfit(
                 f"sampling.method: {self.sampling.method} needs stages.moments",
                 "sampling.method",
@@ -362,6 +355,8 @@ class Plan(Section):
             source=self.private.source,
             unit=self.budget.column,
             velocity=self.velocity.kind,
+            space=self.representation.kind,
+            moments=self.stages.moments is not None,
             drawn_for=self.sampling.captions is not None,
         )
         return self
@@ -375,6 +370,16 @@ class Plan(Section):
             if self.stages.evaluation is not None:
                 require_named(self.private.held_out.by)
         return self
+
+    @property
+    def learns_tokens(self) -> bool:
+        """Whether training learns a transformer of tokens, and there is no velocity model."""
+        return self.representation.kind == "tokens"
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether `dpsynth complete-wavelet` makes the samples, of coarse ones drawn before."""
+        return self.tokens is not None and self.tokens.levels > 0
 
     def facts(self) -> dict[str, Any]:
         """The plan without paths, as plain JSON values: what is hashed, locked and handed out."""

@@ -16,6 +16,9 @@ from dpsynth.errors import DpsynthError, UsageError, typed
 from dpsynth.planning.candidates import is_allocated
 from dpsynth.planning.sources import plan_file
 
+COARSE = "coarse"
+"""Folder of `released/` with the samples that `complete-wavelet` has yet to complete."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -119,7 +122,13 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
         yield Step("close", "close", False)  # a crash came between the release and its close
     folders = _sample_folders(run, facts)
     sampled = all(read_summary(folder) is not None for folder in folders.values())
-    yield Step("sample", "sample", sampled)
+    if _is_completed(facts):
+        coarse = read_summary(run.released / COARSE)
+        yield Step("sample", "sample", coarse is not None)
+        completed = sampled and _is_of(run.released / "samples", coarse)
+        yield Step("complete-wavelet", "complete-wavelet", completed)
+    else:
+        yield Step("sample", "sample", sampled)
     if lock.last_stage == "evaluation":
         over = state.closed or _over(lock, state, "evaluation")
         released = _released(lock, state, "evaluation")
@@ -166,6 +175,21 @@ def _over(lock: Lock, state: SpendState, stage: str) -> bool:
         or all(slot.id in state.charged for slot in group)
         for group in lock.releases(stage).values()
     )
+
+
+def _is_completed(facts: dict[str, Any]) -> bool:
+    """Whether samples are coarse at first: the plan has tokens of more than one scale."""
+    return bool((facts.get("tokens") or {}).get("levels"))
+
+
+def _is_of(folder: Path, coarse: dict[str, Any] | None) -> bool:
+    """Whether completed samples are of these coarse ones, where both say what they are made of."""
+    completed = read_summary(folder)
+    if completed is None or coarse is None:
+        return completed is not None
+    origin, content = completed["origin"], coarse["content_sha256"]
+    same = origin.get(COARSE, coarse["origin"]) == coarse["origin"]
+    return bool(same and origin.get("coarse_sha256", content) == content)
 
 
 def _sample_folders(run: RunDir, facts: dict[str, Any]) -> dict[str, Path]:

@@ -12,6 +12,8 @@ from dpsynth.accounting.statistics import (
 )
 from dpsynth.artifacts.lock import Lock
 from dpsynth.console import table
+from dpsynth.planning.facts import with_paths
+from dpsynth.planning.tokens import Tokens
 from dpsynth.planning.units import unit_words
 
 if TYPE_CHECKING:
@@ -115,6 +117,28 @@ def as_json(lock: Lock) -> dict[str, Any]:
     }
 
 
+def _tokens(facts: dict[str, Any]) -> Iterator[str]:
+    """What a plan with tokens learns privately, and what comes from public data alone."""
+    if facts.get("tokens") is None:
+        return
+    tokens, image = Tokens.model_validate(with_paths(facts["tokens"])), facts["private"]["image"]
+    counts = tokens.counts(image["height"], image["width"])
+    last, rest = tokens.private, sum(counts[tokens.private + 1 :])
+    scales = "scale 0 (LL0)" if not last else f"scales 0 (LL0) to {last}"
+    if facts["representation"]["kind"] != "tokens":
+        yield (
+            f"tokens: samples are coarse ones, completed with {rest} tokens of an image by a "
+            "public transformer"
+        )
+    elif not tokens.levels:
+        yield f"tokens: all {counts[0]} of an image, in raster order, are learned privately"
+    else:
+        yield (
+            f"tokens: {sum(counts[: last + 1])} of an image ({scales}) are learned privately, the "
+            f"{rest} of its detail come from public data alone"
+        )
+
+
 def _footnotes(lock: Lock, where: str) -> Iterator[str]:
     budget = lock.budget
     cells = [slot.statistic.cells for slot in lock.slots if isinstance(slot.statistic, CellMoments)]
@@ -132,6 +156,7 @@ def _footnotes(lock: Lock, where: str) -> Iterator[str]:
                 f"evaluation: {matrix.classes} x {matrix.classes} cells, each +- {cell} held-out "
                 f"records of noise, their number +- {total}"
             )
+    yield from _tokens(lock.facts)
     yield (
         f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "
         f"{budget['adjacency']}, unit: {unit_words(budget['unit'])}"

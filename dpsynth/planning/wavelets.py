@@ -63,7 +63,9 @@ def require_wavelet(
             raise misfit(
                 f"{', '.join(extra)}: only for `kind: wavelet`, and kind is {kind}",
                 extra[0],
-                hint="write `kind: wavelet`, or leave these keys out",
+                hint="write them under `tokens:`"
+                if kind == "tokens"
+                else "write `kind: wavelet`, or leave these keys out",
             )
         return
     missing = [key for key in ("wavelet", "levels") if given[key] is None]
@@ -78,7 +80,7 @@ def require_wavelet(
             f'wavelet "{str(wavelet)[:60]}" is not known; expected haar, db1 to db38, sym2 to '
             "sym20, or coif1 to coif17 (the orthonormal ones of PyWavelets)",
             "wavelet",
-            hint=_nearest(str(wavelet)),
+            hint=nearest_wavelet(str(wavelet)),
         )
 
 
@@ -140,6 +142,7 @@ def _fewer(height: int, width: int, levels: int, padded: Canvas | None) -> str:
     return "such small images need no wavelet: write `representation: {kind: pixels}`"
 
 
-def _nearest(given: str) -> str:
+def nearest_wavelet(given: str) -> str:
+    """What to type where a wavelet is not known."""
     near = difflib.get_close_matches(given.lower(), WAVELETS, n=1, cutoff=0.5)
     return f"did you mean `wavelet: {near[0]}`?" if near else "write `wavelet: haar`"

@@ -1,16 +1,36 @@
-"""Captions that are public: of public images, of a plan's conditions, and to draw images for."""
+"""Captions that are public: of a plan's conditions, and to draw images for."""
 
-from collections.abc import Iterator
+import csv
+import io
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpsynth.errors import DataError, MissingError, PlanError
-from dpsynth.planning.caption_rules import caption_text, condition_captions
+from dpsynth.planning.caption_fits import TEXT
+from dpsynth.planning.caption_rules import CaptionRule, caption_text, condition_captions
 from dpsynth.planning.captions import FreeCaptions
 from dpsynth.planning.schema import Plan, SourceHeldOut
 from dpsynth.planning.source_kinds import FolderSource, IdxSource, NpzSource, Source
+from dpsynth.readers.metadata import NAMES, metadata_name, parse_metadata
+from dpsynth.readers.records import UnreadableSourceError
+from dpsynth.readers.tree import READ_ERRORS, TooLargeError, open_tree
 
-MOST_LINES = 4096
+MOST_CAPTIONS = 4095
 _MOST_BYTES = 1 << 23
+_LABEL = "label"
+_LINES = "write one caption a line, each once, as UTF-8 text"
+_TABLE = "its columns are `text`, one caption of 1 to 1,000 characters a row, and maybe `label`"
+_NO_TEXT = "no caption of 1 to 1,000 characters"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A caption that images are drawn for, and its class by name; "" where no column says it."""
+
+    text: str
+    label: str = ""
 
 
 def drawn_captions(plan: Plan) -> list[str]:
@@ -28,37 +48,33 @@ def drawn_captions(plan: Plan) -> list[str]:
 
 
 def sampling_captions(plan: Plan, path: Path) -> list[str]:
-    """The captions of a public text file: UTF-8, one a line, each once.
+    """The captions of a public file, in its order, each once; see `labelled_captions`."""
+    return [one.text for one in labelled_captions(plan, path)]
+
+
+def labelled_captions(plan: Plan, path: Path) -> list[Drawn]:
+    """The captions of a public file and their classes, in its order.
+
+    A text file has one a line, each once. A CSV file (`.csv`), or the metadata file of an image
+    folder or of a zip of one, has them in the column `text`, with the class in `label` if there is
+    one; a row said before is passed over.
 
     Raises:
         PlanError: the file is one of the private source.
         MissingError: there is no such file.
-        DataError: no UTF-8, a line without a caption or with one given before, no line, too many.
+        DataError: it is damaged; no caption in a line or row; one of two classes, or twice in a
+            text file; none at all, or too many.
     """
     require_public(plan, path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise MissingError(
-            f"sampling.captions: {path} cannot be read: {error.strerror or type(error).__name__}",
-            hint="correct its path under `sampling:` in the plan",
-        ) from None
-    try:
-        lines = content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise _no_list(path, "is not UTF-8") from None
-    if not 0 < len(lines) < MOST_LINES or len(content) > _MOST_BYTES:
-        raise _no_list(path, f"has {len(lines)} lines, expected 1 to {MOST_LINES - 1}")
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        text = caption_text(line)
-        if not text:
-            raise _no_list(path, f"has no caption of 1 to 1,000 characters in line {number}")
-        if text in seen:
-            raise _no_list(path, f"repeats line {seen[text]} in line {number}")
-        seen[text] = number
-    return list(seen)
+    if path.is_dir() or _is_zip(path):
+        found = _once(path, _folder_rows(path))
+    elif path.suffix.lower() == ".csv":
+        found = _once(path, _csv_rows(path))
+    else:
+        found = _lines(path)
+    if not 0 < len(found) <= MOST_CAPTIONS:
+        raise _no_list(path, f"has {len(found)} captions, expected 1 to {MOST_CAPTIONS}")
+    return found
 
 
 def require_public(plan: Plan, path: Path) -> None:
@@ -83,6 +99,100 @@ def require_public(plan: Plan, path: Path) -> None:
             )
 
 
+def _lines(path: Path) -> list[Drawn]:
+    """The captions of a text file: an empty line, or a second time, is a slip of the pen."""
+    seen: dict[str, int] = {}
+    for number, line in enumerate(_decoded(path, _content(path), _LINES).splitlines(), start=1):
+        text = caption_text(line)
+        if not text:
+            raise _no_list(path, f"has {_NO_TEXT} in line {number}")
+        if text in seen:
+            raise _no_list(path, f"repeats line {seen[text]} in line {number}")
+        seen[text] = number
+    return [Drawn(text) for text in seen]
+
+
+def _csv_rows(path: Path) -> Iterator[Drawn]:
+    csv.field_size_limit(_MOST_BYTES)
+    content = _decoded(path, _content(path), _TABLE)
+    reader = csv.DictReader(io.StringIO(content, newline=""), strict=True)
+    try:
+        columns = list(reader.fieldnames or ())
+        if TEXT not in columns or len(set(columns)) != len(columns):
+            raise _no_list(path, f"has columns {', '.join(columns)[:100]}, need text", _TABLE)
+        for row in reader:
+            if None in row:  # more cells than columns
+                raise _no_list(path, f"has a broken row in line {reader.line_num}", _TABLE)
+            yield Drawn(caption_text(row[TEXT]), (row.get(_LABEL) or "").strip())
+    except csv.Error as error:
+        raise _no_list(path, f"is no CSV in line {reader.line_num}: {error}", _TABLE) from None
+
+
+def _folder_rows(path: Path) -> Iterator[Drawn]:
+    """The rows of an image folder's metadata file; its images are not opened."""
+    try:
+        with open_tree(path) as tree:
+            name = metadata_name(tree.listing.files)
+            if name is None:
+                raise _no_list(path, f"has no {' or '.join(NAMES)}", _TABLE)
+            rows = list(parse_metadata(name, tree.read(name, _MOST_BYTES), captions=CaptionRule()))
+    except UnreadableSourceError as error:
+        raise _no_list(path, f"cannot be read: {error}", _TABLE) from None
+    except TooLargeError:
+        raise _no_list(path, "has a metadata file above 8 MiB", _TABLE) from None
+    except READ_ERRORS as error:
+        raise _no_list(path, f"is damaged ({type(error).__name__})", _TABLE) from None
+    for row in rows:
+        if row.fault:
+            raise _no_list(path, f"has {row.fault}: {row.name}", _TABLE)
+        yield Drawn(row.text, row.label)
+
+
+def _once(path: Path, rows: Iterable[Drawn]) -> list[Drawn]:
+    """The rows whose caption was not said before, in order."""
+    found: dict[str, Drawn] = {}
+    for number, row in enumerate(rows, start=1):
+        if not row.text:
+            raise _no_list(path, f"has {_NO_TEXT} in row {number}", _TABLE)
+        before = found.setdefault(row.text, row)
+        if before.label != row.label:
+            raise _no_list(
+                path,
+                f"gives the caption {row.text[:100]!r} two labels, {before.label[:40]!r} and "
+                f"{row.label[:40]!r} in row {number}",
+                "images of a caption have one class: keep one of the rows",
+            )
+    return list(found.values())
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except OSError:
+        return False
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise MissingError(
+            f"sampling.captions: {path} cannot be read: {error.strerror or type(error).__name__}",
+            hint="correct its path under `sampling:` in the plan",
+        ) from None
+    if len(content) > _MOST_BYTES:
+        raise _no_list(path, "has more than 8 MiB")
+    return content
+
+
+def _decoded(path: Path, content: bytes, hint: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _no_list(path, "is not UTF-8", hint) from None
+
+
 def _places(source: Source) -> Iterator[Path]:
     match source:
         case FolderSource() | NpzSource():
@@ -99,8 +209,5 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def _no_list(path: Path, why: str) -> DataError:
-    return DataError(
-        f"sampling.captions: {path.name} {why}",
-        hint="write one caption a line, each once, as UTF-8 text",
-    )
+def _no_list(path: Path, why: str, hint: str = _LINES) -> DataError:
+    return DataError(f"sampling.captions: {path.name} {why}", hint=hint)

@@ -1,12 +1,10 @@
 """The stage of `pretrain` that makes `features.safetensors`, from public captions alone."""
 
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.artifacts.rooms import RunDir
 from dpsynth.console import note, progress
 from dpsynth.models.sentence import encoder_folder, folder_sha256, load_encoder
 from dpsynth.planning.caption_rules import condition_captions
@@ -16,6 +14,7 @@ from dpsynth.planning.workload import has_constant
 from dpsynth.public import calibrate
 from dpsynth.public.captions import drawn_captions
 from dpsynth.public.features import FEATURES, HASH_KEY, fit_features, release_of, save_features
+from dpsynth.public.job import Job
 from dpsynth.public.kept import is_named, made_by
 from dpsynth.public.sources import PublicImages
 
@@ -24,33 +23,6 @@ MOST_PUBLIC = 1024
 """Distinct public captions that a sentence encoder is calibrated on."""
 # Part of the recipe: raise it when the same settings give other features.
 _VERSION = 1
-
-
-class Job(Protocol):
-    """What this stage takes of `pretrain`."""
-
-    @property
-    def plan(self) -> Plan:
-        """Whose public room is made."""
-        ...
-
-    @property
-    def run(self) -> RunDir:
-        """Where to write."""
-        ...
-
-    @property
-    def public(self) -> PublicImages:
-        """The public images, with captions where their sources have them."""
-        ...
-
-    def recipe(self, stage: str, *parts: Any) -> str:
-        """Hash of all that decides a stage's result."""
-        ...
-
-    def stale(self, path: Path) -> None:
-        """Refuse to replace a file that charges name."""
-        ...
 
 
 def feature_files(plan: Plan) -> dict[str, str]:

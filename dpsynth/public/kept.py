@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
@@ -16,6 +17,15 @@ def made_by(path: Path, recipe: str) -> bool:
         return path.exists() and load_tensors(path)[1].get("recipe") == recipe
     except DpsynthError:
         return False  # damaged: made again
+
+
+def kept_calibration(run: RunDir, recipe: str) -> dict[str, Any] | None:
+    """The run's calibration, if it is there and was made by this recipe."""
+    try:
+        facts: dict[str, Any] = read_json(run.calibration)
+    except DpsynthError:
+        return None  # none, or damaged: made again
+    return dict(facts) if facts.get("recipe") == recipe else None
 
 
 def is_named(run: RunDir, key: str, save: Callable[[Path], None]) -> bool:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpsynth.accounting.trace import midpoints, posterior_trace, velocity_trace
-from dpsynth.models.velocity import load_for, train_last
+from dpsynth.models.trainable import train_only
+from dpsynth.models.velocity import load_for
 from dpsynth.planning.allocation import Profile, bucket_edges, clips_of, trains_from
 from dpsynth.planning.schema import Plan
 from dpsynth.public.calibrate import saved_figure
@@ -97,8 +98,8 @@ def _spectrum(covariance: Tensor) -> NDArray[np.float64]:
 def _trained_weights(plan: Plan, prior: Path) -> int:
     """How many weights private training moves."""
     model, _ = load_for(prior, plan)
-    if plan.stages.train is not None and plan.stages.train.parameters == "last":
-        train_last(model)
+    if plan.stages.train is not None:
+        train_only(model, plan.stages.train.parameters)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

@@ -207,9 +207,15 @@ def load_representation(run: RunDir, plan: Plan) -> Representation:
 
     Raises:
         MissingError: `dpsynth pretrain` has not finished.
-        UsageError: the geometry is not the one that the calibration names.
+        UsageError: the geometry is not the one that the calibration names, or the plan's
+            representation is tokens, which are no numbers.
         ReplayError: the calibration is not the one that the run's charges name.
     """
+    if plan.representation.kind == "tokens":
+        raise UsageError(
+            f"the plan {plan.name} learns tokens: its images have no codes of numbers",
+            hint="ask for this of a plan with another representation.kind, such as wavelet",
+        )
     path, calibration = run.public / GEOMETRY, run.public / CALIBRATION
     if not path.exists() or not calibration.exists():
         raise MissingError(

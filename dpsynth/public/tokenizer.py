@@ -6,6 +6,7 @@ energy about the mean image and g the `emphasis`, it is sum_s a_s^g e_s / sum_s 
 pixels' own squared error, 0 counts every scale alike.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpsynth.artifacts.sheet import side_by_side
+from dpsynth.artifacts.tensors import load_tensors
 from dpsynth.console import note, progress
 from dpsynth.models.seeding import batches, generator, seeded_initialisation
 from dpsynth.models.wavelet.quantise import Learner, Use
@@ -25,7 +27,7 @@ from dpsynth.models.wavelet.stored import load_tokenizer, save_tokenizer
 from dpsynth.models.wavelet.tokenizer import Rebuilt, Tokenizer, TokenizerSettings
 from dpsynth.public.kept import made_by
 
-TOKENIZER, SHEET = "tokenizer.safetensors", "tokenizer.png"
+TOKENIZER, SHEET = "tokenizer.safetensors", "tokens.png"
 _WARM_UP, _POINTS, _PART, _SEEN = 0.1, 50, 256, 4_096
 Altered = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -171,44 +173,58 @@ def show_scales(tokenizer: Tokenizer, images: NDArray[np.uint8], path: Path) -> 
     return side_by_side(rows, ["coefficients", "decoded tokens"], path, title)
 
 
-def tokenizer_stage(
+def pretrain_tokenizer(
+    path: Path,
     images: NDArray[np.uint8],
     settings: TokenizerSettings,
     training: TokenizerTraining,
-    room: Path,
     *,
-    recipe: str,
     seed: int,
+    recipe: str,
     stale: Callable[[Path], None] = lambda _: None,
     altered: Altered | None = None,
     device: str = "cpu",
-) -> tuple[Tokenizer, dict[str, Any]]:
-    """Make, or keep, the tokenizer of a public room, its sheet, and its report.
+) -> Tokenizer:
+    """The public tokenizer at `path`: kept if made by this recipe, else trained and written.
 
-    `stale` is called before a file that is there is replaced, and may refuse.
+    `stale` is called before a file is written, and may refuse. Shows progress on stderr. What is
+    returned is what the file holds; its metadata keeps the losses, see `curve_of`.
     """
-    path = room / TOKENIZER
-    curve: list[Point] = []
     if made_by(path, recipe):
         note("tokenizer: kept")
-    else:
-        stale(path)
-        with progress("tokenizer: wavelet tokens of public images", training.steps) as bar:
-            fitted = fit_tokenizer(
-                images,
-                settings,
-                training,
-                seed=seed,
-                altered=altered,
-                device=device,
-                advance=bar.advance,
-            )
-        curve = fitted.curve
-        save_tokenizer(fitted.tokenizer, path, recipe=recipe)
-    tokenizer, _ = load_tokenizer(path, settings)
-    some = _some(images, seed)
-    show_scales(tokenizer, some[:8], room / SHEET)
-    return tokenizer, {**report(tokenizer, some), "curve": [point.to_json() for point in curve]}
+        return load_tokenizer(path, settings)[0]
+    stale(path)
+    with progress("tokenizer: wavelet tokens of public images", training.steps) as bar:
+        fitted = fit_tokenizer(
+            images,
+            settings,
+            training,
+            seed=seed,
+            altered=altered,
+            device=device,
+            advance=bar.advance,
+        )
+    curve = json.dumps([point.to_json() for point in fitted.curve])
+    save_tokenizer(fitted.tokenizer, path, recipe=recipe, curve=curve)
+    return load_tokenizer(path, settings)[0]
+
+
+def curve_of(path: Path) -> list[dict[str, Any]]:
+    """The losses of a tokenizer's training, some 50 points, as its file keeps them."""
+    curve: list[dict[str, Any]] = json.loads(load_tensors(path)[1].get("curve", "[]"))
+    return curve
+
+
+def some(images: NDArray[np.uint8], seed: int, most: int = _SEEN) -> NDArray[np.uint8]:
+    """At most `most` public images, drawn by the seed: what the report and the sheet are of."""
+    chosen: NDArray[np.uint8] = images[some_rows(len(images), seed, most)]
+    return chosen
+
+
+def some_rows(count: int, seed: int, most: int) -> NDArray[np.int64]:
+    """The rows that `some` takes of `count`."""
+    rows: NDArray[np.int64] = torch.randperm(count, generator=generator(seed))[:most].numpy()
+    return rows
 
 
 def _standardise(tokenizer: Tokenizer, data: Tensor) -> None:
@@ -218,7 +234,8 @@ def _standardise(tokenizer: Tokenizer, data: Tensor) -> None:
 
 def _learners(tokenizer: Tokenizer, training: TokenizerTraining) -> list[Learner]:
     scales = tokenizer.layout.scales
-    groups = [scales] if tokenizer.settings.shared else [scales[:1], scales[1:]]
+    alone = tokenizer.settings.codebooks == 1
+    groups = [scales] if alone else [scales[:1], scales[1:]]
     learners = []
     for g, group in enumerate(groups):
         tokens = training.batch * sum(scale.tokens for scale in group)
@@ -257,7 +274,7 @@ def _uses(tokenizer: Tokenizer, ids: Tensor) -> dict[str, Any]:
     by_scale = tokenizer.layout.split(ids)
     size = tokenizer.settings.codebook
     named = {"all": ids}
-    if not tokenizer.settings.shared:
+    if tokenizer.settings.codebooks == 2:
         named = {"approximation": by_scale[0], "details": torch.cat(by_scale[1:], dim=1)}
     return {
         "codebook": {name: _use(part, size) for name, part in named.items()},
@@ -268,13 +285,6 @@ def _uses(tokenizer: Tokenizer, ids: Tensor) -> dict[str, Any]:
 def _use(ids: Tensor, size: int) -> dict[str, float]:
     use = Use.of(ids, size)
     return {"share": use.share, "perplexity": use.perplexity}
-
-
-def _some(images: NDArray[np.uint8], seed: int) -> NDArray[np.uint8]:
-    """At most `_SEEN` public images, drawn by the seed."""
-    order = torch.randperm(len(images), generator=generator(seed))[:_SEEN]
-    some: NDArray[np.uint8] = images[order.numpy()]
-    return some
 
 
 def _bytes(images: Tensor) -> NDArray[np.uint8]:

@@ -12,7 +12,14 @@ from dpsynth.planning.caption_fits import TEXT
 from dpsynth.planning.caption_rules import CaptionRule
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import FolderSource
-from dpsynth.readers.metadata import MOST_METADATA, NAMES, Row, parse_metadata
+from dpsynth.readers.metadata import (
+    MOST_METADATA,
+    NAMES,
+    Row,
+    is_metadata,
+    metadata_name,
+    parse_metadata,
+)
 from dpsynth.readers.parallel import in_order
 from dpsynth.readers.picture import SUFFIXES, BadPictureError, decode, most_bytes, silence
 from dpsynth.readers.records import (
@@ -26,8 +33,6 @@ from dpsynth.readers.records import (
 )
 from dpsynth.readers.tree import READ_ERRORS, Listing, TooLargeError, Tree, open_tree
 
-# A metadata file lies at the root, or in the one folder that an archiver wrapped around it.
-DEEPEST_METADATA = 2
 _PART_BYTES = 1 << 21
 
 
@@ -103,7 +108,7 @@ class FolderReader:
         """Names of hidden files and of files that are no pictures."""
         with open_tree(self._path) as tree:
             listing = tree.listing
-        foreign = [n for n in listing.files if not _is_picture(n) and not _is_metadata(n)]
+        foreign = [n for n in listing.files if not _is_picture(n) and not is_metadata(n)]
         return [*listing.hidden, *foreign]
 
     def __iter__(self) -> Iterator[Item]:
@@ -177,7 +182,7 @@ class FolderReader:
 
     def _table(self, tree: Tree) -> _Table | None:
         """The metadata, or None where the folders are the classes."""
-        name = _metadata_name(tree.listing)
+        name = metadata_name(tree.listing.files)
         if name is None:
             if needed := self._needed():
                 raise UnreadableSourceError("folder", f"no {' or '.join(NAMES)}, whose {needed}")
@@ -250,20 +255,6 @@ class FolderReader:
             return BadRecord(entry.name, "a file far larger than its declared pixels")
         except READ_ERRORS as error:
             return BadRecord(entry.name, f"damaged file ({type(error).__name__})")
-
-
-def _metadata_name(listing: Listing) -> str | None:
-    found = [name for name in listing.files if _is_metadata(name)]
-    if len(found) > 1:
-        raise UnreadableSourceError("folder", f"more than one metadata file: {found}")
-    return found[0] if found else None
-
-
-def _is_metadata(name: str) -> bool:
-    if not name.endswith(NAMES):
-        return False
-    path = PurePosixPath(name)
-    return path.name in NAMES and len(path.parts) <= DEEPEST_METADATA
 
 
 def _is_picture(name: str) -> bool:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,6 +14,8 @@ from dpsynth.readers.records import UnreadableSourceError, unit_text
 
 NAMES = ("metadata.csv", "metadata.jsonl")
 MOST_METADATA = 1 << 28
+# A metadata file lies at the root, or in the one folder that an archiver wrapped around it.
+DEEPEST_METADATA = 2
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,25 @@ class Row:
     fault: str = ""
     unit: str = ""
     text: str = ""
+
+
+def metadata_name(files: Sequence[str]) -> str | None:
+    """The metadata file among the files of a tree; None where there is none.
+
+    Raises UnreadableSourceError for more than one.
+    """
+    found = [name for name in files if is_metadata(name)]
+    if len(found) > 1:
+        raise UnreadableSourceError("folder", f"more than one metadata file: {found}")
+    return found[0] if found else None
+
+
+def is_metadata(name: str) -> bool:
+    """Whether a file of a tree is one, by its name and by how deep it lies."""
+    if not name.endswith(NAMES):
+        return False
+    path = PurePosixPath(name)
+    return path.name in NAMES and len(path.parts) <= DEEPEST_METADATA
 
 
 def parse_metadata(

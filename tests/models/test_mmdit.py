@@ -13,6 +13,7 @@ from dpsynth.models.joint_attention import clamped
 from dpsynth.models.mmdit import DualStreamVelocity
 from dpsynth.models.patches import CodePatches, ImagePatches
 from dpsynth.models.text import tokens
+from dpsynth.models.trainable import train_last
 from dpsynth.models.velocity import (
     DUAL,
     build_for,
@@ -23,7 +24,6 @@ from dpsynth.models.velocity import (
     load_for,
     load_velocity,
     save_velocity,
-    train_last,
 )
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.planning.velocity import Velocity

@@ -7,8 +7,13 @@ from dpsynth.errors import UsageError
 from dpsynth.models.seeding import generator
 from dpsynth.models.wavelet.layout import even_patches, layout_of
 from dpsynth.models.wavelet.transform import Wavelet
+from dpsynth.planning.tokens import Tokens
 
-SHAPES = [("haar", 2, 28, 28, 1, (2, 3, 7)), ("db2", 3, 20, 30, 3, (2, 1, 4, 5))]
+SHAPES = [
+    ("haar", 2, 28, 28, 1, (2, 3, 7)),
+    ("db2", 3, 20, 30, 3, (2, 1, 4, 5)),
+    ("haar", 0, 10, 7, 3, (4,)),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -64,6 +69,17 @@ def test_only_whole_scales_are_a_prefix():
     assert error.value.hint == "give whole scales: 4, 16, 28 tokens"
     with pytest.raises(UsageError, match="scale 3"):
         layout.coarse(3)
+
+
+@pytest.mark.parametrize("levels", [0, 1, 3])
+@pytest.mark.parametrize("image", [(8, 8, 1), (28, 28, 1), (33, 18, 3), (64, 64, 3)])
+def test_a_plan_counts_tokens_as_they_are(levels, image):
+    tokens = Tokens(levels=levels)
+    height, width, _ = image
+    layout = layout_of(Wavelet("haar", levels, *image), tokens.patches(height, width))
+    assert tokens.counts(height, width) == tuple(scale.tokens for scale in layout.scales)
+    for scale, part in enumerate(layout.scales):
+        assert tokens.band(height, width, scale) == (part.height, part.width)
 
 
 def test_patches_as_many_as_scales():

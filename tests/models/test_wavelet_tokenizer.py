@@ -225,3 +225,25 @@ def test_other_files_are_refused(tmp_path):
         save_tensors(path, {"a": np.zeros(1)}, {**about, "settings": settings})
         with pytest.raises(UsageError, match=r"settings of a tokenizer|its own metadata"):
             load_tokenizer(path)
+
+
+def test_raster_order_is_one_scale_of_the_images_own_patches():
+    """Tokens lie row by row, and each sees the whole image: there is nothing coarser or finer."""
+    raster = replace(SMALL, levels=0, patches=(5,))
+    tokenizer, images = made(raster), pictures(3)
+    layout = tokenizer.layout
+    assert (layout.tokens, len(layout.scales), layout.scales[0].grid) == (6, 1, (3, 2))
+    assert len(tokenizer.codebooks) == 1
+    ids = tokenizer.encode(images)
+    assert torch.equal(ids, tokenizer.encode(images, 0))
+    assert torch.equal(ids, tokenizer.encode_exact(images))
+    assert torch.equal(ids, tokenizer.encode_coarse(images))
+    assert tokenizer.decode(ids).shape == images.shape
+    assert torch.equal(tokenizer.decode(ids), tokenizer.decode_coarse(ids))
+    patches = layout.patches(tokenizer.wavelet(images))[0]
+    assert torch.equal(patches[:, 1].view(3, 5, 5, 3), images[:, :5, 5:10])
+    assert torch.equal(patches[:, 2].view(3, 5, 5, 3), images[:, 5:10, :5])
+    count = sum(p.numel() for p in tokenizer.parameters())
+    assert count < sum(p.numel() for p in made().parameters()) / 1.5
+    shared = replace(raster, shared=True)
+    assert sum(p.numel() for p in made(shared).parameters()) == count

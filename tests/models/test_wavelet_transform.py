@@ -22,7 +22,7 @@ def images(count, *shape, dtype=torch.float64, seed=0):
 cases = st.fixed_dictionaries(
     {
         "name": st.sampled_from(NAMES),
-        "levels": st.integers(1, 4),
+        "levels": st.integers(0, 4),
         "height": st.integers(1, 40),
         "width": st.integers(1, 40),
         "channels": st.sampled_from([1, 3]),
@@ -74,6 +74,16 @@ def test_haar_by_hand():
     assert pyramid.details[0].flatten().tolist() == pytest.approx([-6.0, -3.0, 2.0])
 
 
+def test_without_levels_ll_is_the_image_to_the_bit():
+    wavelet, real = Wavelet("db2", 0, 7, 5, 3), images(2, 7, 5, 3, dtype=torch.float32)
+    pyramid = wavelet(real)
+    assert torch.equal(pyramid.ll, real)
+    assert (pyramid.details, wavelet.sides(0), wavelet.padded) == ((), (7, 5), (7, 5))
+    assert torch.equal(wavelet.inverse(pyramid), real)
+    assert torch.equal(wavelet.coarse_image(pyramid.ll), real)
+    assert pyramid.energy().shape == (2, 1)
+
+
 def test_bytes_are_read_as_shares_of_255():
     wavelet = Wavelet("haar", 2, 8, 8, 1)
     whole = torch.randint(0, 256, (2, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
@@ -121,4 +131,4 @@ def test_wrong_sizes_are_refused():
     with pytest.raises(UsageError, match="LL of"):
         wavelet.inverse(Pyramid(torch.zeros(1, 4, 4, 1), ()))
     with pytest.raises(UsageError, match="levels"):
-        Wavelet("haar", 0, 8, 8, 1)
+        Wavelet("haar", -1, 8, 8, 1)

@@ -46,3 +46,12 @@ def celled(cells: str = "most: 3, lloyd: 2", *, spares: int = 0) -> str:
     """`SMALL` with a cell release, of these settings."""
     moments = f"{{covariance: class, cells: {{{cells}}}, spares: {spares}}}"
     return changed("{covariance: class}", moments)
+
+
+TOKENS = (
+    changed("{kind: pca, code: 4}", "{kind: tokens}")
+    .replace("  moments: {covariance: class}\n", "  train: {rate: 0.05, steps: 30, chunk: 20}\n")
+    .replace("{method: release, count: 20}", "{method: tokens, count: 20}")
+    + "tokens: {wavelet: haar, levels: 1, tokenizer: {patches: [2, 2]}}\n"
+)
+"""A plan whose training learns 4 tokens of LL0, of 16; the other 12 come from public data."""

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dpsynth.artifacts.low_rank import merged
 from dpsynth.errors import UsageError
 from dpsynth.models.preconditioned import tensor
 from dpsynth.models.seeding import seeded_initialisation
@@ -42,8 +43,11 @@ class LowRank(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """One linear map that does the same."""
-        self.base.weight.add_(self.factor * self.lora_B.weight @ self.lora_A.weight)
+        """One linear map that does the same; the same bits wherever it is made."""
+        named = (self.base.weight, self.lora_A.weight, self.lora_B.weight)
+        weight, down, up = (x.detach().cpu().numpy() for x in named)
+        found = torch.from_numpy(merged(weight, down, up, self.factor))
+        self.base.weight.copy_(found)
         return self.base
 
 

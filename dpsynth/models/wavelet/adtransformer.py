@@ -38,11 +38,11 @@ class KindLayer(nn.Module):
 
 
 class ADBlock(nn.Module):
-    """One block: two kinds of layers, joined in attention."""
+    """One block: a layer for each kind of tokens, joined in attention."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, kinds: int = 2) -> None:
         super().__init__()
-        self.kinds = nn.ModuleList([KindLayer(width, heads) for _ in range(2)])
+        self.kinds = nn.ModuleList([KindLayer(width, heads) for _ in range(kinds)])
 
     def layer(self, scale: int) -> KindLayer:
         """The layer of a scale's kind."""
@@ -66,7 +66,8 @@ class ADTransformer(nn.Module):
     """Blocks over the scales of an image, from one map a subband to another.
 
     ins and outs: how many numbers a token of each scale has before and after; tokens: how many
-    tokens each scale has; bands: how many subbands. Places are learnt.
+    tokens each scale has; bands: how many subbands. Places are learnt. One scale has one kind of
+    tokens, and nothing for the other.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class ADTransformer(nn.Module):
         super().__init__()
         self.ins = nn.ModuleList(BandLinear(n, width, b) for n, b in zip(ins, bands, strict=True))
         self.outs = nn.ModuleList(BandLinear(width, n, b) for n, b in zip(outs, bands, strict=True))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        kinds = min(2, len(tokens))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(kinds))
         self.places = nn.ParameterList(0.02 * torch.randn(t, width) for t in tokens)
-        self.blocks = nn.ModuleList(ADBlock(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(ADBlock(width, heads, kinds) for _ in range(depth))
 
     def forward(self, scales: list[Tensor]) -> list[Tensor]:
         """Tokens (n, T_s, outs_s) of tokens (n, T_s, ins_s), for the first scales or all."""

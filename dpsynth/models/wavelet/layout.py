@@ -2,7 +2,7 @@
 
 DP-Wavelet, section 2.3: each subband is cut into patches of its own. Scale 0 is LL, scale j the
 details of level j (1 is the coarsest), whose tokens are those of LH, then HL, then HH, each row by
-row. T tokens in all.
+row. T tokens in all. With no levels there is scale 0 alone, the image in raster order.
 """
 
 from dataclasses import dataclass

@@ -28,7 +28,8 @@ class TokenizerSettings:
 
     patches: the side of a patch in LL, then in the details of level 1 (the coarsest) to `levels`;
     hidden, depth, heads: of encoder and decoder each; codebook: K; code: numbers in an entry;
-    shared: one codebook for both kinds of tokens instead of one for each.
+    shared: one codebook for both kinds of tokens instead of one for each. With no levels there is
+    one kind, and so one codebook, either way.
     """
 
     height: int
@@ -43,6 +44,11 @@ class TokenizerSettings:
     codebook: int = 256
     code: int = 8
     shared: bool = False
+
+    @property
+    def codebooks(self) -> int:
+        """How many codebooks there are: of approximation and details, or one for all tokens."""
+        return 1 if self.shared or not self.levels else 2
 
     def to_text(self) -> str:
         """JSON, for a file's metadata."""
@@ -100,7 +106,7 @@ class Tokenizer(nn.Module):
         self.encoder = self._transformer(numbers, latents)
         self.decoder = self._transformer(latents, numbers)
         self.codebooks = nn.ModuleList(
-            Codebook(settings.codebook, settings.code) for _ in range(1 if settings.shared else 2)
+            Codebook(settings.codebook, settings.code) for _ in range(settings.codebooks)
         )
 
     def _transformer(self, ins: list[int], outs: list[int]) -> ADTransformer:

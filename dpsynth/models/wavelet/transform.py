@@ -46,15 +46,15 @@ class Wavelet(nn.Module):
     """J levels of a wavelet for images (H, W, C), both ways, in the precision of its input.
 
     Sides are padded at the bottom and the right to a multiple of 2^J, mirrored with the edge
-    repeated, and cropped on the way back.
+    repeated, and cropped on the way back. With J = 0 LL is the image itself, and all there is.
     """
 
     def __init__(self, name: str, levels: int, height: int, width: int, channels: int) -> None:
         super().__init__()
-        if levels < 1 or min(height, width, channels) < 1:
+        if levels < 0 or min(height, width, channels) < 1:
             raise UsageError(
                 f"{levels} levels of an image {height} x {width} x {channels} were asked for",
-                hint="expected one level or more, and no empty side",
+                hint="expected no level or more, and no empty side",
             )
         self.name, self.levels, self.shape = name, levels, (height, width, channels)
         self.padded = (height + -height % 2**levels, width + -width % 2**levels)

@@ -1,0 +1,34 @@
+"""Paths that meet the private source: the same, above it, below it, or by a link."""
+
+from clikit import DIGITS
+from token_runs import token_plan
+
+from dpsynth.planning.yaml_plan import load_plan
+from dpsynth.public.private_places import meets_private
+
+
+def plan_of(folder, source):
+    private = DIGITS.replace("source: {kind: digits}", f"source: {source}")
+    return load_plan(token_plan(folder, private=private))
+
+
+def test_a_folder_meets_what_lies_above_and_below_it(tmp_path):
+    secret = tmp_path / "data" / "secret"
+    (secret / "one").mkdir(parents=True)
+    plan = plan_of(tmp_path / "plan", f"{{kind: folder, path: {secret}}}")
+    (tmp_path / "link").symlink_to(secret)
+    for path in (secret, secret / "one", secret / "new", tmp_path / "data", tmp_path / "link"):
+        assert meets_private(plan, path), path
+    for path in (tmp_path / "plan", tmp_path / "data" / "secret-not", tmp_path / "data" / "other"):
+        assert not meets_private(plan, path), path
+
+
+def test_files_of_images_and_labels_count_each(tmp_path):
+    plan = plan_of(tmp_path, f"{{kind: idx, images: {tmp_path}/a/x, labels: {tmp_path}/b/y}}")
+    assert meets_private(plan, tmp_path / "a")
+    assert meets_private(plan, tmp_path / "b" / "y")
+    assert not meets_private(plan, tmp_path / "a" / "z")
+
+
+def test_built_in_records_lie_nowhere(tmp_path):
+    assert not meets_private(load_plan(token_plan(tmp_path)), tmp_path)

@@ -7,18 +7,23 @@ its chunk is charged and settled. NumPy alone, so that closing a run needs no to
 from collections.abc import Callable
 from pathlib import Path
 
-from dpsynth.artifacts.files import sha256_file
+from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.lock import Lock, Slot
+from dpsynth.artifacts.low_rank import Arrays, merged_into
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.settled import MODEL
 from dpsynth.artifacts.tensors import load_released, load_tensors, save_tensors
 from dpsynth.console import counted, note
-from dpsynth.errors import MissingError, ReplayError, typed
+from dpsynth.errors import MissingError, ReplayError, UsageError, typed
 
 CHECKPOINT = "dpsynth-checkpoint-1"
 AVERAGE = "average/"
-# What `models.velocity` says of a model; the rest of a file's metadata is how it was made.
-_SHAPE = ("format", "kind", "width", "depth", "dim", "classes", "dual")
+TRANSFORMER = "transformer.safetensors"
+LORA = "lora"
+"""Checkpoints of LoRA factors say what their product is scaled by."""
+# What `models.velocity` says of a flow, and `models.wavelet` of a transformer over tokens; the rest
+# of a file's metadata is how it was made.
+_SHAPE = ("format", "kind", "width", "depth", "dim", "classes", "dual", "sizes")
 
 
 def checkpoint_path(run: RunDir, slot: Slot) -> Path:
@@ -27,10 +32,20 @@ def checkpoint_path(run: RunDir, slot: Slot) -> Path:
 
 
 def start_path(run: RunDir, lock: Lock) -> Path:
-    """The weights that private training starts from: distilled where the plan distils."""
+    """The weights that private training starts from: distilled where the plan distils.
+
+    On tokens it is the public transformer.
+    """
+    if on_tokens(lock):
+        return run.public / TRANSFORMER
     if lock.facts["distillation"] is not None:
         return run.released / "distilled.safetensors"
     return run.public / "prior.safetensors"
+
+
+def on_tokens(lock: Lock) -> bool:
+    """Whether the plan's codes are spectral tokens."""
+    return bool(lock.facts["representation"]["kind"] == "tokens")
 
 
 def finish_training(
@@ -65,24 +80,54 @@ def finish_model(run: RunDir, lock: Lock, slot: Slot, digest: str) -> int:
     """
     path = checkpoint_path(run, slot)
     _require_settled(run, slot, digest)
+    if on_tokens(lock):
+        _require_named(run)
     arrays, facts = load_tensors(path)
     start, shape = load_released(start_path(run, lock))
-    averages = {
-        name.removeprefix(AVERAGE): array
-        for name, array in arrays.items()
-        if name.startswith(AVERAGE)
-    }
-    fits = all(n in start and start[n].shape == array.shape for n, array in averages.items())
-    if facts.get("format") != CHECKPOINT or not averages or not fits:
+    moved = _moved(arrays, facts, start)
+    if moved is None:
         raise ReplayError(
             f"{path.name} is no checkpoint of training that started from "
             f"{start_path(run, lock).name}",
             hint="restore both files",
         )
-    metadata = {key: shape[key] for key in _SHAPE if key in shape}
-    metadata |= {"low": repr(float(shape.get("train_from", 0.0))), "room": "released"}
-    save_tensors(run.released / MODEL, start | averages, metadata)
+    metadata = {key: shape[key] for key in _SHAPE if key in shape} | {"room": "released"}
+    if not on_tokens(lock):
+        metadata["low"] = repr(float(shape.get("train_from", 0.0)))
+    save_tensors(run.released / MODEL, start | moved, metadata)
     return int(facts["step"])
+
+
+def _moved(arrays: Arrays, facts: dict[str, str], start: Arrays) -> Arrays | None:
+    """The weights that a checkpoint's steps moved, averaged; None where they are no such weights.
+
+    LoRA factors are merged, as training does at its end.
+    """
+    found = {
+        name.removeprefix(AVERAGE): array
+        for name, array in arrays.items()
+        if name.startswith(AVERAGE)
+    }
+    if facts.get("format") != CHECKPOINT or not found:
+        return None
+    if LORA in facts:
+        try:
+            return merged_into(start, found, float(facts[LORA]))
+        except (UsageError, ValueError):
+            return None
+    fits = all(n in start and start[n].shape == array.shape for n, array in found.items())
+    return found if fits else None
+
+
+def _require_named(run: RunDir) -> None:
+    """Refuse another public transformer than the calibration names: factors would not fit it."""
+    path = run.public / TRANSFORMER
+    named = read_json(run.calibration).get("transformer_sha256")
+    if path.is_file() and sha256_file(path) != named:
+        raise ReplayError(
+            f"{path.name} is not the file that {run.calibration.name} names",
+            hint="restore it: private training started from it",
+        )
 
 
 def _is_settled(run: RunDir, slot: Slot, digest: str) -> bool:

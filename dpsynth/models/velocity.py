@@ -125,12 +125,6 @@ def describe(model: nn.Module, captions: Sequence[str] | None) -> None:
     )
 
 
-def train_last(model: nn.Module) -> None:
-    """Freeze all but the last linear layer, and the norm before it (`parameters: last`)."""
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.partition(".")[0] in {"norm", "leave"})
-
-
 class _Conditioned(PreconditionedVelocity):
     """Time and label conditioning of the MLP and the transformer."""
 

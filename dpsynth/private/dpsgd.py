@@ -1,36 +1,33 @@
-"""DP-SGD on the rectified flow (StraightDP, section 3.2), charged a chunk of steps at a time.
+"""DP-SGD on a plan's task, charged a chunk of steps at a time.
 
-Each step is one Poisson-subsampled Gaussian mechanism: coins at the declared rate, clipped
-sum, noise once, divisor the declared q N. See docs/maths/dpsgd.md.
+The task is the rectified flow (StraightDP, section 3.2) or spectral tokens (DP-Wavelet, section 3).
+Each step is one Poisson-subsampled Gaussian mechanism: coins at the declared rate, clipped sum,
+noise once, divisor the declared q N. See docs/maths/dpsgd.md.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import nn
 
 from dpsynth.artifacts.failpoints import reach
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.settled import MODEL
 from dpsynth.artifacts.spending import Spender, calibration_hash, spending
-from dpsynth.artifacts.trained import checkpoint_path, start_path
+from dpsynth.artifacts.trained import checkpoint_path
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import BudgetError, MissingError, PlanError
-from dpsynth.models.velocity import describe, load_for, save_velocity, train_last
 from dpsynth.planning.schema import Train
 from dpsynth.planning.verify import VerifiedPlan, require_allocated
-from dpsynth.private.encoding import UnitCodes, private_stream
+from dpsynth.private.encoding import private_stream
 from dpsynth.private.engine import DEFAULT, GRID, EngineSettings, PerExampleClipper
-from dpsynth.private.lattice import CODE_MAX
 from dpsynth.private.optimisers import gradient_noise
-from dpsynth.private.steps import PrivateCodes, Workload, append_log, flow_losses, run_chunk
+from dpsynth.private.steps import PrivateCodes, append_log, run_chunk
+from dpsynth.private.task import Task
+from dpsynth.private.tasks import load_task
 from dpsynth.private.together import own_noise, require_same_codes, require_small_rounding
 from dpsynth.private.training_state import TrainingState
-from dpsynth.public.representation import Representation, load_representation
 from dpsynth.vault.checked import require_checked
 
 
@@ -41,7 +38,7 @@ def train(
 
     Closes the transcript where no other stage comes after.
 
-    Starts from the distilled model if the plan distils, else from the public prior, and resumes
+    Starts from the distilled model if the plan distils, else from the public one, and resumes
     after the last settled chunk; a chunk that a crash forfeited is skipped and stays spent.
 
     Every process of `ranks` calls this. The main one spends, writes and returns what was made; the
@@ -68,16 +65,15 @@ def train(
         last = settled[-1] if settled else None
         training = _Training.resumed(verified, settings, last, ranks, engine)
         ranks.tell({"settled": last.id if last else 0})
-        require_same_codes(training.representation, ranks)
+        require_same_codes(training.task.space, ranks)
         training.agree()
         _train_chunks(training, spender)
         ranks.tell({})
-        state, low = training.state, training.work.low
-        averaged = state.averaged()
-        save_velocity(averaged, run.released / MODEL, plan.velocity, room="released", low=repr(low))
+        state, task = training.state, training.task
+        task.save(state.averaged(), run.released / MODEL)
         if verified.lock.last_stage == "train":
             spender.close()
-    return {"released": MODEL, "steps": state.step, "from_time": low}
+    return {"released": MODEL, "steps": state.step, **task.report()}
 
 
 def _follow(verified: VerifiedPlan, settings: Train, ranks: Ranks, engine: EngineSettings) -> None:
@@ -86,7 +82,7 @@ def _follow(verified: VerifiedPlan, settings: Train, ranks: Ranks, engine: Engin
     slots = verified.lock.slots
     last = slots[told - 1] if told else None
     training = _Training.resumed(verified, settings, last, ranks, engine)
-    require_same_codes(training.representation, ranks)
+    require_same_codes(training.task.space, ranks)
     training.agree()
     with training.clipper() as clipper:
         while told := ranks.tell(None):
@@ -113,40 +109,15 @@ def _check_order(spender: Spender, lock: Lock) -> None:
         raise MissingError("the moments come first", hint="dpsynth release-moments RUN")
 
 
-def _start(verified: VerifiedPlan, settings: Train) -> tuple[nn.Module, float]:
-    """Start weights, and the time from which training goes on (tau; 0 without distillation)."""
-    plan, run = verified.plan, verified.run
-    path = start_path(run, verified.lock)
-    if not path.exists():
-        step = "pretrain" if plan.distillation is None else "train"  # which distils first
-        raise MissingError(f"{path.name} is missing", hint=f"dpsynth {step} {run.root}")
-    model, facts = load_for(path, plan)
-    if settings.parameters == "last":
-        train_last(model)
-    low = float(facts.get("train_from", 0.0))
-    _require_edge(verified.lock, low)
-    return model, low
-
-
-def _require_edge(lock: Lock, low: float) -> None:
-    """The time buckets that clips were chosen for begin where training does."""
-    edges = (lock.allocation or {}).get("edges")
-    if edges is not None and edges[0] != low:
-        raise PlanError(
-            f"training goes on from t = {low:g}, and the lock's time buckets begin at {edges[0]:g}",
-            hint="the start weights are of another plan: plan a new run (its budget adds up)",
-        )
-
-
 @dataclass
 class _Training:
     """What one process trains with: a copy of the state, and its shard, read after a charge."""
 
     verified: VerifiedPlan
     ranks: Ranks
-    representation: Representation
+    task: Task
     state: TrainingState
-    work: Workload
+    clip: float
     engine: EngineSettings
     data: PrivateCodes | None = None
 
@@ -160,27 +131,20 @@ class _Training:
         engine: EngineSettings,
     ) -> "_Training":
         """Start weights, or what the chunk that settled last has left."""
-        plan = verified.plan
-        representation = load_representation(verified.run, plan)
-        model, low = _start(verified, settings)
-        noise = gradient_noise(verified.lock.stage_slots("train"), plan.private.capacity)
-        state = TrainingState(model, settings, noise)
+        plan, lock = verified.plan, verified.lock
+        task = load_task(verified.run, plan, lock)
+        noise = gradient_noise(lock.stage_slots("train"), plan.private.capacity)
+        state = TrainingState(task.model, settings, noise, task.facts)
         if settled is not None:
             state.load(checkpoint_path(verified.run, settled))
-        require_small_rounding(ranks, sum(p.numel() for p in model.parameters()), GRID)
-        work = Workload(settings, plan.private.capacity, plan.private.conditions, low)
-        return cls(verified, ranks, representation, state, work, engine)
+        weights = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+        require_small_rounding(ranks, weights, GRID)
+        return cls(verified, ranks, task, state, settings.clip, engine)
 
     def clipper(self) -> PerExampleClipper:
         """The engine on this model; a context manager."""
-        clip = self.work.settings.clip
-        return PerExampleClipper(self.state.model, flow_losses, clip, settings=self.engine)
-
-    def _describe(self, data: PrivateCodes) -> None:
-        """Let a label mean its record's free caption: in memory alone, in no file of the model."""
-        if data.captions is not None:
-            describe(self.state.model, data.captions)
-            self.work = replace(self.work, classes=len(data.captions))
+        task = self.task
+        return PerExampleClipper(task.model, task.losses, self.clip, settings=self.engine)
 
     def agree(self) -> None:
         """Refuse to go on unless every process holds the same bits."""
@@ -192,13 +156,13 @@ class _Training:
     ) -> list[dict[str, Any]]:
         """Take the steps of a slot whose charge is on disk; lines for the curator."""
         if self.data is None:
-            self.data = load_codes(self.verified, self.representation, self.ranks)
-            self._describe(self.data)
+            stream = private_stream(self.verified, self.task.space, self.ranks)
+            self.data = self.task.take(stream)
         noise = own_noise(self.verified.lock, slot.name, self.ranks)
         log = run_chunk(
             slot,
             self.data,
-            self.work,
+            self.task.work,
             self.state,
             clipper=clipper,
             noise=noise,
@@ -231,26 +195,3 @@ def _train_chunks(training: _Training, spender: Spender) -> None:
             if before is not None:
                 checkpoint_path(run, before).unlink(missing_ok=True)
             before = slot
-
-
-def load_codes(
-    verified: VerifiedPlan, representation: Representation, ranks: Ranks = ALONE
-) -> PrivateCodes:
-    """The private codes of a shard on the clip's grid, in memory. Call after a charge."""
-    return codes_in(private_stream(verified, representation, ranks), representation)
-
-
-def codes_in(chunks: Iterable[UnitCodes], representation: Representation) -> PrivateCodes:
-    """The codes of these chunks on the clip's grid, as training takes them."""
-    step = representation.radius / CODE_MAX
-    codes, labels, sizes = [], [], []
-    captions: tuple[str, ...] | None = None
-    for chunk in chunks:
-        codes.append(torch.from_numpy(chunk.codes * step).float())
-        labels.append(torch.from_numpy(chunk.labels))
-        if chunk.sizes is not None:
-            sizes.append(torch.from_numpy(chunk.sizes))
-        if chunk.captions is not None:
-            captions = (*(captions or ()), *chunk.captions)
-    found = torch.cat(labels) if captions is None else torch.arange(len(captions))
-    return PrivateCodes(torch.cat(codes), found, torch.cat(sizes) if sizes else None, captions)

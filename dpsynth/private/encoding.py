@@ -4,22 +4,18 @@ What a mechanism reads is a stream: memory does not grow with the records. See d
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.planning.caption_rules import CaptionRule, caption_rule
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.private.lattice import quantise_rows
+from dpsynth.private.coding import CodeSpace, Encoder
 from dpsynth.private.together import Shard, shard
-from dpsynth.public.representation import Representation
 from dpsynth.vault import PrivacyUnits, Record, Units, open_private
 from dpsynth.vault.split import content_hash, content_hashes
 
@@ -31,18 +27,16 @@ MOST_KEPT = 2**28
 """Bytes of codes, by the plan's own numbers, that are kept for the rounds after the first."""
 # Images of a chunk (units are whole: a chunk may hold one unit's more), and numbers in its codes.
 _ROWS, _NUMBERS = 2**14, 2**21
-# Numbers of codes that are made at once: they stay in the processor's cache.
-_NEAR = 2**17
 
 
 @dataclass(frozen=True)
 class UnitCodes:
     """Quantised codes of whole units: never released, dies in the mechanism.
 
-    codes (n, d) int32 in steps of R / 2^16 (widen before a product: squares do not fit) and labels
-    (n,) int64: classes, or conditions where captions follow a template. sizes (u,) int64: images of
-    each unit, which lie side by side; None where each record is a unit by itself. captions (n,):
-    their texts, where these are free.
+    codes (n, d) int32 in steps of R / 2^16 (widen before a product: squares do not fit), or ids of
+    private tokens. labels (n,) int64: classes, or conditions where captions follow a template.
+    sizes (u,) int64: images of each unit, which lie side by side; None where each record is a unit
+    by itself. captions (n,): their texts, where these are free.
     """
 
     codes: NDArray[np.int32]
@@ -67,7 +61,7 @@ class CodeStream:
     def __init__(
         self,
         units: PrivacyUnits,
-        representation: Representation,
+        representation: CodeSpace,
         classes: int,
         *,
         ranks: Ranks = ALONE,
@@ -102,7 +96,7 @@ class CodeStream:
 
 
 def private_stream(
-    verified: VerifiedPlan, representation: Representation, ranks: Ranks = ALONE, passes: int = 1
+    verified: VerifiedPlan, representation: CodeSpace, ranks: Ranks = ALONE, passes: int = 1
 ) -> CodeStream:
     """Codes of the training side, of this process's shard of it, for so many passes.
 
@@ -132,7 +126,7 @@ def is_kept(plan: Plan) -> bool:
 
 def encoded(
     units: PrivacyUnits,
-    representation: Representation,
+    representation: CodeSpace,
     classes: int,
     rows: int | None = None,
     *,
@@ -162,7 +156,7 @@ def encoded(
 
 def _by_blocks(
     units: Units,
-    representation: Representation,
+    representation: CodeSpace,
     classes: int,
     *,
     rows: int,
@@ -171,7 +165,7 @@ def _by_blocks(
 ) -> Iterator[UnitCodes]:
     """Records that are units, without an object for each."""
     done, own = 0.0, Shard(ranks)
-    with _Encoder(representation) as encoder:
+    with Encoder(representation) as encoder:
         chunk = _Chunk(rows, representation.dim)
         for block in units.blocks():
             marks = partial(content_hashes, block.images, block.labels, "shard")
@@ -203,7 +197,7 @@ class _Chunk:
     def has_room(self, more: int) -> bool:
         return self.count + more <= len(self._labels)
 
-    def add(self, encoder: "_Encoder", images: Images, labels: Codes) -> None:
+    def add(self, encoder: "Encoder", images: Images, labels: Codes) -> None:
         """Add what is finite of some images' codes, which are written where they stay."""
         room = self._codes[self.count : self.count + len(labels)]
         finite = encoder.quantise(images, room)
@@ -246,14 +240,14 @@ class _Counted:
 
 def _by_units(
     units: PrivacyUnits,
-    representation: Representation,
+    representation: CodeSpace,
     counted: _Counted,
     rows: int,
     ranks: Ranks,
 ) -> Iterator[UnitCodes]:
     waiting: list[list[tuple[Record, int]]] = []
     images = 0
-    with _Encoder(representation) as encoder:
+    with Encoder(representation) as encoder:
         for unit in shard(units.records(), ranks, _mark):
             waiting.append(counted.of(unit[:1] if units.most is None else unit))
             images += len(waiting[-1])
@@ -272,7 +266,7 @@ def _mark(unit: list[Record]) -> bytes:
 def _coded(
     waiting: list[list[tuple[Record, int]]],
     units: PrivacyUnits,
-    encoder: "_Encoder",
+    encoder: "Encoder",
     counted: _Counted,
 ) -> UnitCodes:
     """Codes of these units' records, of which there is one or more."""
@@ -286,30 +280,3 @@ def _coded(
     owners = np.repeat(np.arange(len(waiting)), [len(unit) for unit in waiting])
     sizes = np.bincount(owners[finite], minlength=len(waiting))
     return UnitCodes(codes[finite], labels[finite], sizes[sizes > 0], texts)
-
-
-class _Encoder(AbstractContextManager["_Encoder"]):
-    """Encodes and quantises a few images at a time; elementwise codes by torch's many threads."""
-
-    def __init__(self, representation: Representation) -> None:
-        self._representation, self.dim = representation, representation.dim
-        self._step = max(1, _NEAR // representation.dim)
-        threads = torch.get_num_threads() if representation.elementwise else 1
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def quantise(self, images: Images, out: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Overwrite `out` (n, d) with the codes of one image or more; which (n,) are finite."""
-        starts = range(0, len(images), self._step)
-        given = ((images[at : at + self._step], out[at : at + self._step]) for at in starts)
-        parts = map(self._one, given) if self._pool is None else self._pool.map(self._one, given)
-        return np.concatenate(list(parts))
-
-    def _one(self, given: tuple[Images, NDArray[np.int32]]) -> NDArray[np.bool_]:
-        """One step of `quantise`, in any thread."""
-        images, out = given
-        exact = self._representation.encode_exact_many(images)
-        return quantise_rows(exact, self._representation.radius, out)[1]

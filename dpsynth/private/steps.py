@@ -1,12 +1,12 @@
-"""The steps of one charged chunk of DP-SGD: Poisson batch, clipped sum, noise, Adam."""
+"""The steps of one charged chunk of DP-SGD: Poisson batch, clipped sum, noise, optimiser."""
 
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,14 @@ from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.allocation import LATEST
 from dpsynth.planning.schema import Train
+from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.engine import GRID, ClippedSum, PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.together import gathered
 from dpsynth.private.training_state import TrainingState
+
+if TYPE_CHECKING:
+    from dpsynth.private.task import Work
 
 NOISE_GRID = 2.0**-30
 """What a noisy sum is rounded to, in standard deviations of its noise."""
@@ -38,6 +42,8 @@ For units of several images z is (B, K, d) and y (B, K): each of a unit's K draw
 @dataclass(frozen=True)
 class PrivateCodes:
     """Private codes float32 (n, d) on the clip's grid, labels int64 (n,); dies in `train`.
+
+    Of spectral tokens: ids int64 (n, t).
 
     sizes (u,) int64: images of each unit, side by side; None where each record is a unit.
     captions (n,): where these are free; a label is then a record's own place.
@@ -67,9 +73,26 @@ class PrivateCodes:
         return self.codes[images], self.labels[images]
 
 
+def collected(
+    chunks: Iterable[UnitCodes], examples_of: Callable[[UnitCodes], Tensor]
+) -> PrivateCodes:
+    """All units of one chunk or more, in memory; `examples_of`: a chunk's rows (n, ...)."""
+    rows, labels, sizes = list[Tensor](), list[Tensor](), list[Tensor]()
+    captions: tuple[str, ...] | None = None
+    for chunk in chunks:
+        rows.append(examples_of(chunk))
+        labels.append(torch.from_numpy(chunk.labels))
+        if chunk.sizes is not None:
+            sizes.append(torch.from_numpy(chunk.sizes))
+        if chunk.captions is not None:
+            captions = (*(captions or ()), *chunk.captions)
+    found = torch.cat(labels) if captions is None else torch.arange(len(captions))
+    return PrivateCodes(torch.cat(rows), found, torch.cat(sizes) if sizes else None, captions)
+
+
 @dataclass(frozen=True)
 class Workload:
-    """What a step needs that is declared: nothing here comes from the private data."""
+    """What a step of the flow needs that is declared: nothing comes from the private data."""
 
     settings: Train
     capacity: int
@@ -87,12 +110,24 @@ class Workload:
         index = step % self.settings.buckets
         return self.low + index * width, self.low + (index + 1) * width
 
+    def batch(
+        self,
+        data: PrivateCodes,
+        *,
+        rate: float,
+        step: int,
+        noise: NoiseSource,
+        source: torch.Generator,
+    ) -> Batch:
+        """A step's batch, see `draw_batch`."""
+        return draw_batch(data, self, rate=rate, step=step, noise=noise, source=source)
+
 
 @one_thread()
 def run_chunk(
     slot: Slot,
     data: PrivateCodes,
-    work: Workload,
+    work: "Work",
     state: TrainingState,
     *,
     clipper: PerExampleClipper,
@@ -119,7 +154,7 @@ def run_chunk(
         if isinstance(slot.statistic, BucketedGradientSums):
             clipper.set_clip(slot.statistic.clip_of(number))
         clips.append(clipper.clip)
-        batch = draw_batch(data, work, rate=slot.rate, step=state.step, noise=noise, source=source)
+        batch = work.batch(data, rate=slot.rate, step=state.step, noise=noise, source=source)
         found = clipper.clipped_sum(*batch)
         total = replace(found, gradients=ranks.sum_on_grid(found.gradients, clipper.clip * GRID))
         noisy = noisy_mean(total, std, divisor, noise) if ranks.is_main else {}  # once on the sum

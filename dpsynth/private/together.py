@@ -8,7 +8,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,27 @@ from numpy.typing import NDArray
 from dpsynth.artifacts.lock import Lock
 from dpsynth.distributed.ranks import Ranks
 from dpsynth.errors import UsageError
+from dpsynth.private.coding import TokenCodes
 from dpsynth.private.lattice import ExactSums
 from dpsynth.private.noise import NoiseSource
-from dpsynth.public.representation import Representation
 
 T = TypeVar("T")
 
 PROBES = 64
 """Images whose codes the processes compare."""
+CAPTIONS = ("a cat", "two small dogs, side by side", "7")
+"""Captions of which they compare what the transformer is told."""
 MOST_ROUNDING = 2.0**-12
 """Share of C that rounding on every process may take: a quarter of the clip's margin."""
+
+
+class Encodes(Protocol):
+    """What makes codes of images (n, *shape), each by itself."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...  # noqa: D102
+
+    def encode_exact_many(self, images: NDArray[np.uint8]) -> NDArray[Any]: ...  # noqa: D102
 
 
 class Shard:
@@ -81,21 +92,23 @@ def _hashed(mark: Callable[[T], bytes], unit: T) -> list[bytes]:
     return [hashlib.sha256(mark(unit)).digest()]
 
 
-def require_same_codes(representation: Representation, ranks: Ranks) -> None:
+def require_same_codes(space: Encodes, ranks: Ranks) -> None:
     """Refuse processes whose kernels encode differently: which one holds a unit would then matter.
 
-    Asked with the same public random images, before any charge. Equal codes of these are strong
-    evidence of equal kernels, no proof of it.
+    Asked with the same public random images, before any charge; of spectral tokens with public
+    captions too. Equal codes of these are strong evidence of equal kernels, no proof of it.
 
     Raises:
         RankError: the processes' codes differ.
     """
     if ranks.world == 1:
         return
-    shape = (PROBES, *representation.shape)
+    shape = (PROBES, *space.shape)
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    found = hashlib.sha256(representation.encode_exact_many(images).tobytes()).hexdigest()
-    ranks.require_same("the codes of the same public images", found)
+    found = hashlib.sha256(space.encode_exact_many(images).tobytes())
+    if isinstance(space, TokenCodes):
+        found.update(space.space.text_of(CAPTIONS).numpy().tobytes())
+    ranks.require_same("the codes of the same public images", found.hexdigest())
 
 
 def own_noise(lock: Lock, stream: str, ranks: Ranks) -> NoiseSource:

@@ -23,11 +23,20 @@ FORMAT = CHECKPOINT
 class TrainingState:
     """Model, optimiser and the moving average of the weights after `step` steps."""
 
-    def __init__(self, model: nn.Module, settings: Train, noise: float) -> None:
-        """Start anew; `noise` is the standard deviation of an entry's noise in a mean gradient."""
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Train,
+        noise: float,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start anew; `noise` is the standard deviation of an entry's noise in a mean gradient.
+
+        `facts`: what checkpoints say beside the weights, of the plan alone.
+        """
         self.model = model
         self.step = 0
-        self._settings = settings
+        self._settings, self._facts = settings, dict(facts or {})
         self._named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.average = {name: p.detach().clone() for name, p in self._named.items()}
         self._optimiser = build_optimiser(self._named.values(), settings, noise)
@@ -68,7 +77,8 @@ class TrainingState:
         if self.step == 0:
             raise UsageError("a checkpoint holds at least one step, this training has taken none")
         facts = {"format": FORMAT, "room": "curator", "step": str(self.step)}
-        save_tensors(path, self._arrays(), facts | {"optimizer": self._settings.optimizer.kind})
+        facts |= {"optimizer": self._settings.optimizer.kind}
+        save_tensors(path, self._arrays(), self._facts | facts)
 
     def digest(self) -> str:
         """SHA-256 of everything carried: processes that train together hold the same bits."""

@@ -16,7 +16,7 @@ from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.allocation import Allocation, bucket_edges
 from dpsynth.planning.schema import Train
 from dpsynth.planning.velocity import Velocity
-from dpsynth.private import dpsgd
+from dpsynth.private import flow_task
 from dpsynth.private.engine import PerExampleClipper
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.steps import PrivateCodes, Workload, flow_losses, run_chunk
@@ -137,10 +137,10 @@ def test_a_clipper_takes_only_clips_that_it_can_keep() -> None:
 
 def test_training_refuses_buckets_that_begin_elsewhere() -> None:
     held = SimpleNamespace(allocation={"edges": list(bucket_edges(0.3, 3))})
-    dpsgd._require_edge(held, 0.3)
+    flow_task.require_edge(held, 0.3)
     with pytest.raises(PlanError, match=r"buckets begin at 0\.3"):
-        dpsgd._require_edge(held, 0.4)
-    dpsgd._require_edge(SimpleNamespace(allocation=None), 0.4)
+        flow_task.require_edge(held, 0.4)
+    flow_task.require_edge(SimpleNamespace(allocation=None), 0.4)
 
 
 def test_the_planners_edges_are_the_steps_own() -> None:

@@ -13,7 +13,7 @@ from dpsynth.planning.caption_rules import caption_rule
 from dpsynth.planning.captions import FreeCaptions, Template
 from dpsynth.planning.schema import HashHeldOut, ImageShape, Plan, Train
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.private import dpsgd
+from dpsynth.private import flow_task
 from dpsynth.private.encoding import encoded
 from dpsynth.private.engine import PerExampleClipper
 from dpsynth.private.steps import flow_losses
@@ -180,7 +180,7 @@ def free_run(tmp_path):
 
 def test_training_makes_the_captions_table_in_memory_and_no_file_has_it(free_run, tmp_path):
     verified, said = free_run
-    data = dpsgd.load_codes(verified, Pixels())
+    data = flow_task.load_codes(verified, Pixels())
     assert 0 < len(data.labels) < len(said)  # some are held out
     assert data.labels.tolist() == list(range(len(data.codes)))
     places = [said.index(text) for text in data.captions]
@@ -217,7 +217,7 @@ def test_training_makes_the_captions_table_in_memory_and_no_file_has_it(free_run
 
 def test_gradients_are_a_function_of_the_records_own_caption(free_run):
     verified, _ = free_run
-    data = dpsgd.load_codes(verified, Pixels())
+    data = flow_task.load_codes(verified, Pixels())
     torch.manual_seed(0)
     model = build_velocity(verified.plan.velocity, DIM, CLASSES, captions=NAMES)
     with torch.no_grad():

@@ -11,7 +11,8 @@ from dpsynth.accounting.statistics import ClippedGradientSum
 from dpsynth.artifacts.lock import Slot
 from dpsynth.models.seeding import generator
 from dpsynth.models.spectral import cap_spectral, matrices
-from dpsynth.models.velocity import build_velocity, describe, train_last
+from dpsynth.models.trainable import train_last
+from dpsynth.models.velocity import build_velocity, describe
 from dpsynth.planning.schema import Prior, Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import DEFAULT, GRID, MARGIN, EngineSettings, PerExampleClipper

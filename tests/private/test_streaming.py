@@ -17,7 +17,6 @@ from dpsynth.distributed.ranks import Ranks
 from dpsynth.errors import UsageError
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import NpzSource
-from dpsynth.private import encoding
 from dpsynth.private.encoding import CodeStream, encoded
 from dpsynth.private.lattice import (
     CODE_MAX,
@@ -209,7 +208,7 @@ def test_blocks_give_the_codes_of_records(threads, rows, monkeypatch):
         plain = (record.image.reshape(-1) - space.mean) / space.scale
         assert row.tolist() == quantise(plain, space.radius).tolist()
     monkeypatch.setattr("dpsynth.readers.records._BLOCK_ROWS", 8)
-    monkeypatch.setattr(encoding, "_NEAR", 30)
+    monkeypatch.setattr("dpsynth.private.coding._NEAR", 30)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -269,7 +268,7 @@ def test_a_code_that_is_not_finite_leaves_its_neighbours_where_they_belong(monke
             return codes
 
     space = replace(pixels(), codec=Holes(SHAPE))
-    monkeypatch.setattr(encoding, "_NEAR", 30)
+    monkeypatch.setattr("dpsynth.private.coding._NEAR", 30)
     good = [record for record in listed if record.image[0, 0, 0] < 255]
     expected = joined(encoded(units_of(good), pixels(), CLASSES))
     assert_same_codes(joined(encoded(units_of(listed), space, CLASSES)), expected)

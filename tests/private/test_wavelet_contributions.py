@@ -10,7 +10,6 @@ from unitkit import Listed, blocks_of, exact_sums, joined, whitened_square
 
 from dpsynth.accounting.statistics import ClassMoments
 from dpsynth.planning.schema import ImageShape, Representation
-from dpsynth.private import encoding
 from dpsynth.private.encoding import encoded
 from dpsynth.private.lattice import CODE_MAX
 from dpsynth.public.representation import standardised
@@ -68,7 +67,7 @@ def test_batches_blocks_and_threads_change_no_bit(wavelet, threads, rows, monkey
     space, listed = space_of(wavelet), records(30)
     alone = [codes_of([record], space).codes[0] for record in listed]
     monkeypatch.setattr("dpsynth.readers.records._BLOCK_ROWS", 8)
-    monkeypatch.setattr(encoding, "_NEAR", 3 * DIM)
+    monkeypatch.setattr("dpsynth.private.coding._NEAR", 3 * DIM)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

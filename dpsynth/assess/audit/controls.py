@@ -2,7 +2,8 @@
 
 Each stands in the place of a real part that `dpsynth.private` is handed by its caller: a noise
 source, the engine's clipper, codes. No switch in `private` leads to them, no command names them,
-and no run of a plan can reach them: an audit alone builds them, in worlds that it deletes.
+and no run of a plan can reach them: an audit alone builds them, in worlds that it deletes. (But
+`SilentNoise`: a non-private reference has exact moments by it, in the curator's room.)
 """
 
 import math
@@ -23,7 +24,10 @@ UNBOUND = 2**10
 
 
 class SilentNoise(NoiseSource):
-    """A source whose noise is zero; its coins are real. For the control "no-noise" alone."""
+    """A source whose noise is zero; its coins are real.
+
+    For the control "no-noise", and `assess.nonprivate`, whose values stay in the curator's room.
+    """
 
     def _normal(self, count: int, std: float) -> NDArray[np.float64]:
         super()._normal(0, std)  # refuses what a real source refuses

@@ -78,7 +78,8 @@ def audit(verified: VerifiedPlan, asked: Asked = Asked()) -> dict[str, Any]:
     first world that was not finished. With `public_data` the folder is `curator/audit-public-data`.
 
     Raises:
-        PlanError: the plan's captions are free: no canary has one yet.
+        PlanError: the plan trains spectral tokens, or its captions are free: no attack or no canary
+            is there for these yet.
         UsageError: numbers out of range.
         MissingError: `dpsynth pretrain` has not run.
         DataError: the private records do not fit the plan.
@@ -110,7 +111,14 @@ def audit(verified: VerifiedPlan, asked: Asked = Asked()) -> dict[str, Any]:
 
 
 def require_known(plan: Plan) -> None:
-    """Raise PlanError for a plan whose records no canary can stand beside."""
+    """Raise PlanError for a plan that has no audit yet: it would pass without being attacked."""
+    if plan.representation.kind == "tokens":
+        raise PlanError(
+            "an audit has no attack on private training of spectral tokens yet: its gradients, its "
+            "model and its samples are not audited",
+            hint="audit a plan of a flow with the same stages.train, which the same engine clips, "
+            "noises and charges",
+        )
     if isinstance(plan.private.captions, FreeCaptions):
         raise PlanError(
             "an audit has no canaries with free captions yet",

@@ -17,12 +17,12 @@ from dpsynth.assess.audit.whitebox import (
 )
 from dpsynth.assess.audit.worlds import Control, Mask, WhiteBox
 from dpsynth.errors import PlanError, typed
-from dpsynth.models.velocity import train_last
+from dpsynth.models.trainable import train_only
 from dpsynth.planning.allocation import trains_from
 from dpsynth.planning.schema import Train
-from dpsynth.private.dpsgd import codes_in
 from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.engine import PerExampleClipper
+from dpsynth.private.flow_task import codes_in
 from dpsynth.private.optimisers import gradient_noise
 from dpsynth.private.steps import Workload, flow_losses, run_chunk
 from dpsynth.private.training_state import TrainingState
@@ -108,12 +108,11 @@ def train_gradients(
 
 
 def _workload(bench: Bench, model: nn.Module) -> tuple[Train, Workload]:
-    """The plan's train stage, with all but its last layer frozen where it says so."""
+    """The plan's train stage, with all weights frozen but those that it moves."""
     plan, settings = bench.plan, bench.plan.stages.train
     if settings is None:
         raise PlanError("this plan has no train stage")
-    if settings.parameters == "last":
-        train_last(model)
+    train_only(model, settings.parameters)
     private = plan.private
     return settings, Workload(settings, private.capacity, private.conditions, low_of(bench))
 

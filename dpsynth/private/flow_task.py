@@ -1,0 +1,106 @@
+"""The rectified flow as a task of private training (StraightDP, section 3.2)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpsynth.artifacts.lock import Lock
+from dpsynth.artifacts.rooms import RunDir
+from dpsynth.artifacts.trained import start_path
+from dpsynth.distributed.ranks import ALONE, Ranks
+from dpsynth.errors import MissingError, PlanError, UsageError
+from dpsynth.models.trainable import train_only
+from dpsynth.models.velocity import describe, load_for, save_velocity
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.private.encoding import UnitCodes, private_stream
+from dpsynth.private.lattice import CODE_MAX
+from dpsynth.private.steps import PrivateCodes, Workload, collected, flow_losses
+from dpsynth.public.representation import Representation, load_representation
+
+
+@dataclass
+class FlowTask:
+    """See `task.Task`."""
+
+    plan: Plan
+    space: Representation
+    model: nn.Module
+    work: Workload
+
+    losses = staticmethod(flow_losses)
+
+    @classmethod
+    def load(cls, run: RunDir, plan: Plan, lock: Lock) -> "FlowTask":
+        """From the run's start weights: distilled where the plan distils, else the public prior.
+
+        Raises:
+            PlanError: no train stage, a start of other times than the lock's, or `lora`.
+            MissingError: an earlier step has not run.
+        """
+        settings = plan.stages.train
+        if settings is None:
+            raise PlanError("this plan has no train stage", hint="declare stages.train and re-plan")
+        space = load_representation(run, plan)
+        path = start_path(run, lock)
+        if not path.exists():
+            step = "pretrain" if plan.distillation is None else "train"  # which distils first
+            raise MissingError(f"{path.name} is missing", hint=f"dpsynth {step} {run.root}")
+        model, facts = load_for(path, plan)
+        try:
+            train_only(model, settings.parameters)
+        except UsageError as error:
+            raise PlanError(f"stages.train.parameters: {error}", hint=error.hint) from None
+        low = float(facts.get("train_from", 0.0))
+        require_edge(lock, low)
+        work = Workload(settings, plan.private.capacity, plan.private.conditions, low)
+        return cls(plan, space, model, work)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Nothing: a flow's checkpoint says all by its weights."""
+        return {}
+
+    def take(self, chunks: Iterable[UnitCodes]) -> PrivateCodes:
+        """Units' codes in memory; a label means its record's free caption, in no model's file."""
+        data = codes_in(chunks, self.space)
+        if data.captions is not None:
+            describe(self.model, data.captions)
+            self.work = replace(self.work, classes=len(data.captions))
+        return data
+
+    def save(self, model: nn.Module, path: Path) -> None:
+        """Write the released model, with the time from which it was trained."""
+        low = repr(self.work.low)
+        save_velocity(model, path, self.plan.velocity, room="released", low=low)
+
+    def report(self) -> dict[str, Any]:
+        """The time from which training went on (tau; 0 without distillation)."""
+        return {"from_time": self.work.low}
+
+
+def require_edge(lock: Lock, low: float) -> None:
+    """The time buckets that clips were chosen for begin where training does (PlanError)."""
+    edges = (lock.allocation or {}).get("edges")
+    if edges is not None and edges[0] != low:
+        raise PlanError(
+            f"training goes on from t = {low:g}, and the lock's time buckets begin at {edges[0]:g}",
+            hint="the start weights are of another plan: plan a new run (its budget adds up)",
+        )
+
+
+def load_codes(
+    verified: VerifiedPlan, representation: Representation, ranks: Ranks = ALONE
+) -> PrivateCodes:
+    """The private codes of a shard on the clip's grid, in memory. Call after a charge."""
+    return codes_in(private_stream(verified, representation, ranks), representation)
+
+
+def codes_in(chunks: Iterable[UnitCodes], representation: Representation) -> PrivateCodes:
+    """The codes of these chunks on the clip's grid, as training takes them."""
+    step = representation.radius / CODE_MAX
+    return collected(chunks, lambda chunk: torch.from_numpy(chunk.codes * step).float())

@@ -61,6 +61,11 @@ stages:
   moments: {{weight: 0.8}}
   train: {{weight: 0.2, rate: 0.1, steps: 4, chunk: 2, multiplicity: 2, buckets: 2}}
 velocity: {{kind: mlp, width: 16, depth: 2}}
+tokens:
+  levels: 1
+  tokenizer: {{patches: [2, 2], hidden: 16, depth: 1, heads: 2, codebook: 16, code: 4, steps: 40,
+    batch: 32}}
+  transformer: {{width: 16, depth: 1, heads: 2, text: {{width: 8, length: 2}}}}
 prior: {{steps: 10, batch: 32}}
 distillation: {{steps: 10, batch: 32}}
 sampling: {{method: flow, count: 20, steps: 3}}
@@ -112,6 +117,7 @@ COMMANDS = {
     "release-moments": ("release-moments", "run"),
     "train": ("train", "run"),
     "sample": ("sample", "run", "-n", "20"),
+    "complete-wavelet": ("complete-wavelet", "run"),
     "guide": ("guide", "run", "--start", "0.3", "-n", "20"),
     "report": ("report", "run"),
     "status": ("status", "run"),

@@ -4,17 +4,14 @@
 to the folder. `metadata.csv` is renamed into place last, so a folder that has one is whole. While
 sampling runs, finished shards are listed in `.parts/`; a writer of the same origin goes on there.
 A summary with the count, the classes, the origin and the digest of all that was written stands
-beside the folder (`samples.json` for `samples/`).
+beside the folder (`samples.json` for `samples/`). Coarse samples have their tokens beside them.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpsynth.artifacts.files import (
     read_json,
@@ -23,15 +20,23 @@ from dpsynth.artifacts.files import (
     write_atomic,
     write_json,
 )
-from dpsynth.errors import DataError, DpsynthError, MissingError, UsageError
+from dpsynth.artifacts.sample_parts import MARKER, PARTS, discard_parts, matches
+from dpsynth.artifacts.sample_rows import (
+    Images,
+    Labels,
+    checked,
+    from_csv,
+    read_png,
+    to_csv,
+    write_pngs,
+)
+from dpsynth.artifacts.token_file import NAME as TOKENS
+from dpsynth.artifacts.token_file import Ids, TokenFile, joined, save_tokens
+from dpsynth.errors import DataError, MissingError, UsageError
 
 FORMAT = "dpsynth-samples-1"
-COLUMNS = ("file_name", "label", "text")
 PLAIN = "plain"
 """What an augmenting plan's samples without augmentation are called: `samples-plain/`."""
-
-Images = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
 
 
 class SamplesWriter:
@@ -43,6 +48,8 @@ class SamplesWriter:
         origin: what the samples are made of (model hash, method, guidance, ...), plain JSON. Shards
             left by another origin are discarded.
         stamp: PNG text fields of every image, such as `{"dpsynth": "synthetic"}`.
+        tokenizer: SHA-256 of the tokenizer whose tokens are written beside the images; None for
+            images alone.
     """
 
     def __init__(
@@ -52,12 +59,14 @@ class SamplesWriter:
         *,
         origin: Mapping[str, Any] | None = None,
         stamp: Mapping[str, str] | None = None,
+        tokenizer: str | None = None,
     ) -> None:
         self.folder = folder
+        self.tokenizer = tokenizer
         self.classes = list(classes)
         self.origin = dict(origin or {})
         self.stamp = dict(stamp or {"dpsynth": "synthetic"})
-        self._parts = folder / ".parts"
+        self._parts = folder / PARTS
         self._rows: list[tuple[str, str, str]] = []
         self._shards = 0
         self._open()
@@ -72,30 +81,40 @@ class SamplesWriter:
         """Complete shards so far, those of an earlier process included."""
         return self._shards
 
-    def add(self, images: Images, labels: Labels, texts: Sequence[str] | None = None) -> None:
+    def add(
+        self,
+        images: Images,
+        labels: Labels,
+        texts: Sequence[str] | None = None,
+        tokens: Ids | None = None,
+    ) -> None:
         """Write one shard: images uint8 (n, H, W, C) or (n, H, W), labels (n,), texts n or None.
+
+        tokens: int32 (n, t), where the writer was told of a tokenizer.
 
         Raises:
             UsageError: shapes or types do not fit, or a label is outside the declared classes.
         """
-        images, labels = _checked(images, labels, len(self.classes))
+        images, labels = checked(images, labels, len(self.classes))
         names = [f"images/{self.written + i:07d}.png" for i in range(len(images))]
         captions = [self.classes[label] for label in labels] if texts is None else list(texts)
         if len(captions) != len(images):
             raise UsageError(f"{len(captions)} texts for {len(images)} images")
-        _write_pngs(self.folder, names, images, self.stamp)
+        self._add_tokens(tokens, len(images))
+        write_pngs(self.folder, names, images, self.stamp)
         rows = [
             (name, self.classes[label], text)
             for name, label, text in zip(names, labels, captions, strict=True)
         ]
-        write_atomic(self._parts / f"{self._shards:06d}.csv", _to_csv(rows))
+        write_atomic(self._parts / f"{self._shards:06d}.csv", to_csv(rows))
         self._rows += rows
         self._shards += 1
 
     def finish(self) -> Path:
         """Put `metadata.csv` into place, write the summary, drop `.parts/`; return the CSV."""
-        path = self.folder / "metadata.csv"
-        write_atomic(path, _to_csv(self._rows))
+        path, content = self.folder / "metadata.csv", to_csv(self._rows)
+        tokens = self._finish_tokens(sha256_bytes(content))
+        write_atomic(path, content)
         summary = {
             "format": FORMAT,
             "count": self.written,
@@ -104,29 +123,51 @@ class SamplesWriter:
             "stamp": self.stamp,
             "metadata_sha256": sha256_file(path),
             "content_sha256": content_digest(self.folder),
+            **tokens,
         }
         write_json(summary_path(self.folder), summary)
-        _discard_parts(self._parts)
+        discard_parts(self._parts)
         return path
+
+    def _add_tokens(self, tokens: Ids | None, count: int) -> None:
+        """Write a shard's tokens; its list of images, which comes after, makes it complete."""
+        if (tokens is None) is not (self.tokenizer is None):
+            raise UsageError("a shard came without its tokens, or with some that nothing explains")
+        if tokens is not None and self.tokenizer is not None:
+            if len(tokens) != count:
+                raise UsageError(f"{len(tokens)} rows of tokens for {count} images")
+            save_tokens(self._token_part(self._shards), TokenFile(tokens, self.tokenizer))
+
+    def _finish_tokens(self, metadata: str) -> dict[str, str]:
+        """Put `tokens.safetensors` into place; what the summary says of it."""
+        if self.tokenizer is None:
+            return {}
+        parts = [self._token_part(shard) for shard in range(self._shards)]
+        path = self.folder / TOKENS
+        save_tokens(path, joined(parts, self.tokenizer, metadata))
+        return {"tokens_sha256": sha256_file(path)}
+
+    def _token_part(self, shard: int) -> Path:
+        return self._parts / f"{shard:06d}.safetensors"
 
     def _open(self) -> None:
         """Take over the complete shards of the same origin, or clear what is left of another."""
         mark = {"classes": self.classes, "origin": self.origin, "stamp": self.stamp}
-        marker = self._parts / "origin.json"
-        if _matches(marker, mark):
+        if matches(self._parts, mark):
             while (part := self._parts / f"{self._shards:06d}.csv").exists():
-                self._rows += [_as_tuple(row) for row in _from_csv(part)]
+                self._rows += [_as_tuple(row) for row in from_csv(part)]
                 self._shards += 1
             return
         (self.folder / "metadata.csv").unlink(missing_ok=True)
+        (self.folder / TOKENS).unlink(missing_ok=True)
         summary_path(self.folder).unlink(missing_ok=True)
-        _discard_parts(self._parts)
+        discard_parts(self._parts)
         for old in sorted((self.folder / "images").glob("*.png")):
             if old.stem.isdigit():
                 old.unlink()
         (self.folder / "images").mkdir(parents=True, exist_ok=True)
         self._parts.mkdir(exist_ok=True)
-        write_json(marker, mark)
+        write_json(self._parts / MARKER, mark)
 
 
 def write_samples(
@@ -172,7 +213,7 @@ def read_samples(
             hint="dpsynth sample RUN -n 10000",
         )
     index = {name: i for i, name in enumerate(classes)}
-    rows = _from_csv(path)
+    rows = from_csv(path)
     if not rows:
         raise DataError(f"{path} lists no samples", hint="dpsynth sample RUN -n 10000")
     images, labels = [], []
@@ -187,7 +228,7 @@ def read_samples(
         if most is not None and seen[row["label"]] > most:
             continue
         labels.append(index[row["label"]])
-        image = _read_png(folder, row["file_name"], shape)
+        image = read_png(folder, row["file_name"], shape)
         shape = shape or (image.shape[0], image.shape[1], image.shape[2])
         images.append(image)
     return np.stack(images), np.array(labels, dtype=np.int64)
@@ -201,6 +242,8 @@ def summary_path(folder: Path) -> Path:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished folder, or None while there is none that fits `metadata.csv`.
 
+    Nor where tokens should lie beside the images and do not.
+
     A sampler compares its `origin` and `count` with what is asked for, and skips work done. Images
     are not looked at: `content_sha256` is the `content_digest` that they had when they were written
     (absent from summaries of older versions).
@@ -209,7 +252,10 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     if not path.exists() or not metadata.exists():
         return None
     summary = read_json(path)
-    return summary if summary.get("metadata_sha256") == sha256_file(metadata) else None
+    tokens = summary.get("tokens_sha256")
+    if tokens is not None and not _has(folder / TOKENS, tokens):
+        return None
+    return summary if _has(metadata, summary.get("metadata_sha256")) else None
 
 
 def content_digest(folder: Path) -> str:
@@ -222,105 +268,20 @@ def content_digest(folder: Path) -> str:
     """
     path = folder / "metadata.csv"
     lines = [f"{sha256_file(path)}  {path.name}\n"]
-    for row in _from_csv(path):
+    for row in from_csv(path):
         lines.append(f"{sha256_file(folder / row['file_name'])}  {row['file_name']}\n")
     return sha256_bytes("".join(lines).encode())
 
 
 def discard_unfinished(folder: Path) -> None:
     """Forget the shards of an unfinished sampling, so that the next writer starts at zero."""
-    _discard_parts(folder / ".parts")
+    discard_parts(folder / PARTS)
+
+
+def _has(path: Path, digest: object) -> bool:
+    return path.is_file() and sha256_file(path) == digest
 
 
 def _as_tuple(row: Mapping[str, str]) -> tuple[str, str, str]:
     """A CSV row as (file_name, label, text)."""
     return row["file_name"], row["label"], row["text"]
-
-
-def _matches(marker: Path, mark: Mapping[str, Any]) -> bool:
-    try:
-        return marker.exists() and read_json(marker) == mark
-    except DpsynthError:  # a damaged marker: start over
-        return False
-
-
-def _discard_parts(parts: Path) -> None:
-    if parts.is_dir():
-        # The marker goes first: without it, what is left counts as nobody's.
-        (parts / "origin.json").unlink(missing_ok=True)
-        for part in sorted(parts.iterdir()):
-            part.unlink()
-        parts.rmdir()
-
-
-def _checked(images: Images, labels: Labels, classes: int) -> tuple[Images, Labels]:
-    images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
-        raise UsageError(
-            f"images are {images.dtype} {images.shape}, expected uint8 (n, H, W, 1 or 3)"
-        )
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-        raise UsageError(
-            f"labels are {labels.dtype} {labels.shape}, expected integers ({len(images)},)"
-        )
-    if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
-        raise UsageError(f"labels lie outside the {classes} declared classes")
-    return images, labels.astype(np.int64)
-
-
-def _write_pngs(
-    folder: Path, names: Sequence[str], images: Images, stamp: Mapping[str, str]
-) -> None:
-    from dpsynth.artifacts.sheet import encode_png
-
-    for name, image in zip(names, images, strict=True):
-        (folder / name).write_bytes(encode_png(image, stamp))
-
-
-def _read_png(folder: Path, name: str, shape: tuple[int, int, int] | None) -> Images:
-    """One image (H, W, C); size and mode are checked before a pixel is decoded."""
-    from PIL import Image
-
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise DataError(f"metadata.csv names a file outside {folder}: {name!r}")
-    try:
-        with Image.open(path) as image:
-            channels = {"L": 1, "RGB": 3}.get(image.mode)
-            found = (image.height, image.width, channels)
-            if channels is None or (shape is not None and found != shape):
-                raise DataError(
-                    f"{path} is {image.height}x{image.width} {image.mode}, expected "
-                    + ("L or RGB" if shape is None else "x".join(map(str, shape)))
-                )
-            pixels = np.asarray(image, dtype=np.uint8)
-    except FileNotFoundError:
-        raise DataError(f"metadata.csv names {name!r}, which is missing in {folder}") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is no readable image: {error}") from None
-    return pixels.reshape(pixels.shape[0], pixels.shape[1], -1)
-
-
-def _to_csv(rows: Sequence[tuple[str, str, str]]) -> bytes:
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(rows)
-    return out.getvalue().encode()
-
-
-def _from_csv(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            rows = list(reader)
-            header = tuple(reader.fieldnames or ())
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no readable CSV: {error}") from None
-    if header != COLUMNS or any(None in row or None in row.values() for row in rows):
-        raise DataError(
-            f"{path} has columns {', '.join(header)} or a broken row, expected {', '.join(COLUMNS)}"
-        )
-    return rows

@@ -24,6 +24,9 @@ DERIVED = (
     "public/within.safetensors",
     "public/projection.safetensors",
     "public/features.safetensors",
+    "public/tokenizer.safetensors",
+    "public/transformer.safetensors",
+    "coarse/tokens.safetensors",
 )
 """Arrays of a hand-out that are made without a look at private records, by their path in it."""
 

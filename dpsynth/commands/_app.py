@@ -12,10 +12,12 @@ from dpsynth.commands import _options as opt
 from dpsynth.commands.audit import audit
 from dpsynth.commands.check import check
 from dpsynth.commands.close import close
+from dpsynth.commands.complete_wavelet import complete_wavelet
 from dpsynth.commands.evaluate import evaluate
 from dpsynth.commands.guide import guide
 from dpsynth.commands.plan import plan
 from dpsynth.commands.pretrain import pretrain
+from dpsynth.commands.reference import reference
 from dpsynth.commands.release_evaluation import release_evaluation
 from dpsynth.commands.release_moments import release_moments
 from dpsynth.commands.replay import replay
@@ -98,10 +100,12 @@ for _panel, _name, _function in (
     (opt.SPENDS, "release-evaluation", release_evaluation),
     (opt.POST, "sample", sample),
     (opt.POST, "guide", guide),
+    (opt.POST, "complete-wavelet", complete_wavelet),
     (opt.POST, "replay", replay),
     (opt.POST, "close", close),
     (opt.LOOKS, "check", check),
     (opt.LOOKS, "evaluate", evaluate),
+    (opt.LOOKS, "reference", reference),
     (opt.LOOKS, "audit", audit),
     (opt.LOOKS, "report", report),
 ):

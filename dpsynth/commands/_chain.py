@@ -78,9 +78,11 @@ def _steps(engine: "Engine") -> Iterator[tuple[str, Work]]:
     yield "close", _close
 
     from dpsynth.assess.evaluate import evaluate
+    from dpsynth.released.completion import complete_wavelet
     from dpsynth.released.sampling import sample
 
     yield "sample", sample
+    yield "complete-wavelet", complete_wavelet
 
     from dpsynth.private.confusion import release_evaluation
 

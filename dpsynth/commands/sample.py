@@ -26,6 +26,9 @@ def sample(
 ) -> None:
     """Draw synthetic images into released/samples, an image folder; spends nothing.
 
+    Of a plan with spectral tokens they are coarse: they go to released/coarse, and
+    dpsynth complete-wavelet makes released/samples of them.
+
     Example: dpsynth sample runs/digits -n 1000
     """
     with ranks_of(threads) as ranks:

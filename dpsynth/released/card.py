@@ -35,16 +35,20 @@ FILES = {
     "confusion.png": "that matrix as a picture",
     "mixture.safetensors": "Gaussian mixture of each class, estimated from those moments",
     "distilled.safetensors": "velocity model taught from those moments and public data",
-    "model.safetensors": "velocity model after DP-SGD on the private records",
+    "model.safetensors": "model after DP-SGD on the private records",
     "public/geometry.safetensors": "public encoder and decoder between images and codes",
     "public/within.safetensors": "how public codes spread inside their classes",
     "public/projection.safetensors": "public basis in which the moments were released",
     "public/features.safetensors": "public features of captions: centre, clip radius",
-    "public/calibration.json": "public calibrations: clip radii, tau, start of guidance",
+    "public/tokenizer.safetensors": "public encoder and decoder between images and tokens",
+    "public/transformer.safetensors": "public model of tokens, which completes the fine detail",
+    "coarse/tokens.safetensors": "tokens of the coarse images, from which they are completed",
+    "public/calibration.json": "public calibrations: clip radii, tau, start of guidance, tokens",
     "evaluation-public.json": "measures of the samples against a public reference",
     "evaluation-public.png": "samples beside images of that public reference",
     "contact-sheet.png": "synthetic images of every class",
     "contact-sheet-plain.png": "the same without augmentation",
+    "contact-sheet-coarse.png": "coarse images, before the public transformer completed them",
 }
 
 _MARKS = re.compile(r"([!-/:-@\[-`{-~])")  # ASCII punctuation: what a backslash makes literal
@@ -355,8 +359,11 @@ def _drawn(folder: str, summary: dict[str, Any]) -> str:
 
 def _how_made(origin: dict[str, Any]) -> Iterator[str]:
     """What samples were drawn from, and how the decoded images were finished."""
+    if origin.get("port") == "complete-wavelet":
+        yield from _how_completed(origin)
+        return
     shown: dict[str, Callable[[Any], object]]
-    shown = {"model": literal, "steps": int, "guidance": float}
+    shown = {"model": literal, "steps": int, "guidance": float, "temperature": float, "top_k": int}
     yield from (f"{key} {read(origin[key])}" for key, read in shown.items() if key in origin)
     if origin.get("port") == "guide":
         yield f"started at t0 {origin['start']:g} from the released moments: the sampling port"
@@ -371,6 +378,20 @@ def _how_made(origin: dict[str, Any]) -> Iterator[str]:
             f"augmented: each image turned by up to {how['rotation']:g} degrees, scaled by up to "
             f"{how['scale']:.3g} of its size and shifted by up to {how['shift']:.3g} of its side"
         )
+
+
+def _how_completed(origin: dict[str, Any]) -> Iterator[str]:
+    """What coarse images were completed, and by what."""
+    if origin["source"] == "own":
+        yield from (f"coarse: {said}" for said in _how_made(origin["coarse"]))
+    else:
+        yield (
+            "coarse: images given from elsewhere, for which nothing here vouches: the guarantee "
+            "covers them only if it covered them there"
+        )
+    yield "detail drawn by the public transformer, which no private record has touched"
+    yield f"guidance {float(origin['guidance'])}"
+    yield f"temperature {float(origin['temperature'])}"
 
 
 def _verify(transcript: Transcript) -> str:

@@ -52,14 +52,14 @@ def drawer(verified: VerifiedPlan, route: Route, asked: Asked) -> tuple[Draw, di
     plan, run, model = verified.plan, verified.run, route.model
     if model in {"release", "field"}:
         mixture, moments_hash = load_mixture(run, plan)
-        origin = {"model": model, "moments_sha256": moments_hash, **_captions(plan, asked)}
+        origin = {"model": model, "moments_sha256": moments_hash, **caption_facts(plan, asked)}
         if model == "release":
             return mixture.draw, origin
         draw, facts = _flow(mixture.field, plan, asked)
         return draw, {**origin, **facts}
-    path = _model_path(run, model)
+    path = model_path(run, model)
     velocity = _model(path, plan, asked)
-    origin = {"model": model, "model_sha256": sha256_file(path), **_captions(plan, asked)}
+    origin = {"model": model, "model_sha256": sha256_file(path), **caption_facts(plan, asked)}
     if route.guide is None:
         draw, facts = _flow(velocity, plan, asked)
         return draw, {**origin, **facts}
@@ -76,7 +76,7 @@ def _model(path: Path, plan: Plan, asked: Asked) -> nn.Module:
     return velocity
 
 
-def _captions(plan: Plan, asked: Asked) -> dict[str, str]:
+def caption_facts(plan: Plan, asked: Asked) -> dict[str, str]:
     """What the origin says of free captions: their hash. Other plans' facts say them."""
     if not isinstance(plan.private.captions, FreeCaptions):
         return {}
@@ -92,7 +92,7 @@ def _tilted(
     mixture, moments_hash = load_mixture(run, plan)
     means = None
     if guide.mean != "released":
-        prior = _model(_model_path(run, "prior"), plan, asked)
+        prior = _model(model_path(run, "prior"), plan, asked)
         means = control_means(guide.mean, mixture, prior, plan)
     return TiltedStart(mixture, t0, means), t0, guide_facts(guide, t0, moments_hash)
 
@@ -123,7 +123,8 @@ def _flow(
     return draw, {"steps": settings.steps, "guidance": settings.guidance}
 
 
-def _model_path(run: RunDir, model: str) -> Path:
+def model_path(run: RunDir, model: str) -> Path:
+    """The file of a model that is not the Gaussians. Raises MissingError where it is not there."""
     path = (run.public if model == "prior" else run.released) / f"{model}.safetensors"
     if not path.exists():
         if model == "model" and _closed_early(run):

@@ -14,7 +14,8 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import MissingError, typed
 from dpsynth.models.deform import jitter
 from dpsynth.models.finish import sharpen
-from dpsynth.planning.schema import Jitter, Plan
+from dpsynth.planning.sampling import Jitter
+from dpsynth.planning.schema import Plan
 
 
 @dataclass(frozen=True)

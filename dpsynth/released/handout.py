@@ -27,10 +27,13 @@ PUBLIC_FILES = (
     "within.safetensors",
     "projection.safetensors",
     "features.safetensors",
+    "tokenizer.safetensors",
+    "transformer.safetensors",
     "calibration.json",
 )
-"""What a recipient needs to turn codes into images; written by `pretrain` from public data."""
-_FOLDER = re.compile("samples[a-z-]*")
+"""What a recipient needs to turn codes or tokens into images, and to complete coarse ones; written
+by `pretrain` from public data."""
+_FOLDER = re.compile("(samples|coarse)[a-z-]*")
 
 
 def hand_out(run: RunDir) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _drop_stale(folder: Path) -> None:
 
 
 def _samples(folder: Path) -> dict[str, dict[str, Any]]:
-    """Summaries of the finished sample folders, by name."""
-    folders = [path for path in sorted(folder.glob("samples*")) if _FOLDER.fullmatch(path.name)]
+    """Summaries of the finished folders of samples, coarse ones too, by name."""
+    folders = [path for path in sorted(folder.iterdir()) if _FOLDER.fullmatch(path.name)]
     found = {path.name: read_summary(path) for path in folders}
     return {name: summary for name, summary in found.items() if summary is not None}

@@ -6,20 +6,17 @@ system seeds; labels go round the declared classes, or the fillings of a caption
 each appears equally often.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.samples import PLAIN, SamplesWriter, read_samples, read_summary
+from dpsynth.artifacts.samples import PLAIN, read_samples, read_summary
 from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
-from dpsynth.console import counted, note, progress
+from dpsynth.console import counted, note
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import UsageError
 from dpsynth.models.autoencoder import as_bytes
@@ -29,17 +26,17 @@ from dpsynth.public.representation import Representation, load_representation
 from dpsynth.released.asked import Asked, asked_of
 from dpsynth.released.card import stamps
 from dpsynth.released.drawing import Draw, Route, drawer
+from dpsynth.released.drawn import Drawn, Made, Pictures, write
 from dpsynth.released.finishing import Finish, finish_of
 from dpsynth.released.guidance import Guide
 from dpsynth.released.handout import hand_out
+from dpsynth.released.spectral import token_pictures
 
 MODELS = ("release", "field", "model", "distilled", "prior", PLAIN)
 """What can be sampled: the Gaussians themselves, the flow of their analytic field, or a file;
 `plain` is what the plan itself samples, without its augmentation."""
-SHARD = 500
-
-Pictures = Callable[[Tensor, torch.Generator], NDArray[np.uint8]]
-"""Images (B, H, W, C) for labels (B,)."""
+TOKEN_MODELS = ("model", "prior")
+"""What can be sampled of a plan of kind tokens."""
 
 
 def sample(
@@ -49,6 +46,9 @@ def sample(
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Write `released/samples/`, a contact sheet and the hand-out folder around them.
+
+    Of a plan with spectral tokens they are coarse, in `released/coarse/`: `complete_wavelet` makes
+    `released/samples/` of them. In raster order there is nothing to complete.
 
     A plan that augments its images has them without augmentation too, in `samples-plain/`.
 
@@ -103,41 +103,53 @@ def _route(plan: Plan, chosen: str) -> Route:
 
 def _sample_one(verified: VerifiedPlan, count: int, route: Route, ranks: Ranks) -> dict[str, Any]:
     """One folder of samples with its contact sheet; {} but in the main process."""
-    folder = verified.run.released / f"samples{route.suffix}"
+    folder = verified.run.released / folder_name(verified.plan, route)
     asked = ranks.main_first(lambda: asked_of(verified.plan))
-    pictures, origin = ranks.main_first(lambda: _made_of(verified, count, route, asked))
-    ranks.require_same("what the samples are made of", repr(sorted(origin.items())))
-    kept = ranks.tell({"kept": _is_kept(folder, origin)} if ranks.is_main else None)["kept"]
+    made = ranks.main_first(lambda: _made_of(verified, count, route, asked))
+    ranks.require_same("what the samples are made of", repr(sorted(made.origin.items())))
+    kept = ranks.tell({"kept": is_kept(folder, made.origin)} if ranks.is_main else None)["kept"]
     if kept:
         are = "is" if count == 1 else "are"
         note(f"{counted(count, 'sample')} of this model {are} already there")
     else:
-        _write(folder, verified, pictures, asked, origin, ranks=ranks)
+        write(folder, verified, made, asked, source=fresh_generator(), ranks=ranks)
     return _shown(verified, folder, count, route) if ranks.is_main else {}
 
 
-def _made_of(
-    verified: VerifiedPlan, count: int, route: Route, asked: Asked
-) -> tuple[Pictures, dict[str, Any]]:
+def folder_name(plan: Plan, route: Route) -> str:
+    """The folder in `released/`: `coarse` for samples that `complete-wavelet` goes on from.
+
+    The untouched prior of a plan on tokens draws whole images at once.
+    """
+    whole = plan.learns_tokens and route.model == "prior"
+    return ("coarse" if plan.is_completed and not whole else "samples") + route.suffix
+
+
+def _made_of(verified: VerifiedPlan, count: int, route: Route, asked: Asked) -> Made:
     """How the images are drawn, and their origin."""
     plan, run = verified.plan, verified.run
+    if plan.learns_tokens:
+        return token_pictures(verified, count, route, asked)
     representation = load_representation(run, plan)
     draw, origin = drawer(verified, route, asked)
     finish = finish_of(run, plan, augmented=route.augmented)
     origin |= {"count": count, "geometry_sha256": _geometry_hash(run), **finish.facts()}
-    return _pictures(representation, draw, finish), origin
+    return Made(_pictures(representation, draw, finish), origin)
 
 
-def own_origin(verified: VerifiedPlan, count: int) -> dict[str, Any]:
+def drawn_origin(verified: VerifiedPlan, count: int) -> dict[str, Any]:
     """Origin of so many samples of the plan's own, were they drawn of the files that are there now.
+
+    Of coarse samples, where the plan's are completed afterwards.
 
     Raises MissingError: what they are made of is not there.
     """
     plan = verified.plan
-    return _made_of(verified, count, _route(plan, own_model(plan)), asked_of(plan))[1]
+    return _made_of(verified, count, _route(plan, own_model(plan)), asked_of(plan)).origin
 
 
-def _is_kept(folder: Path, origin: dict[str, Any]) -> bool:
+def is_kept(folder: Path, origin: dict[str, Any]) -> bool:
+    """Whether a folder holds whole samples of that origin."""
     summary = read_summary(folder)
     return summary is not None and summary["origin"] == origin
 
@@ -145,17 +157,33 @@ def _is_kept(folder: Path, origin: dict[str, Any]) -> bool:
 def _shown(verified: VerifiedPlan, folder: Path, count: int, route: Route) -> dict[str, Any]:
     """Write the contact sheet; what there is to say of the samples."""
     plan, run = verified.plan, verified.run
-    sheet = run.released / f"contact-sheet{route.suffix}.png"
+    sheet = run.released / sheet_name(folder.name)
     images, labels = read_samples(folder, plan.private.classes)
     rows = rows_by_class(images, labels, plan.private.classes)
-    title = f"{plan.name}: synthetic" + route.suffix.replace("-", ", ", 1)
+    words = f"{'coarse' if is_coarse(folder.name) else ''}{route.suffix}".lstrip("-")
+    title = f"{plan.name}: synthetic" + (f", {words}" if words else "")
     contact_sheet(rows, sheet, title=title, stamp=stamps(verified.lock))
     return {
-        "samples": str(folder),
+        "coarse" if is_coarse(folder.name) else "samples": str(folder),
         "count": count,
         "model": route.name,
         "contact_sheet": str(sheet),
     }
+
+
+def is_coarse(name: str) -> bool:
+    """Whether a folder of that name in `released/` holds coarse samples."""
+    return name.startswith("coarse")
+
+
+def sheet_name(folder: str) -> str:
+    """The contact sheet of a folder of samples, beside it.
+
+    >>> sheet_name("samples"), sheet_name("samples-prior"), sheet_name("coarse")
+    ('contact-sheet.png', 'contact-sheet-prior.png', 'contact-sheet-coarse.png')
+    """
+    suffix = f"-{folder}" if is_coarse(folder) else folder.removeprefix("samples")
+    return f"contact-sheet{suffix}.png"
 
 
 def own_model(plan: Plan) -> str:
@@ -171,9 +199,10 @@ def last_model(plan: Plan) -> str:
 
 
 def _check(plan: Plan, count: int, model: str) -> None:
-    if model not in MODELS:
+    known = TOKEN_MODELS if plan.learns_tokens else MODELS
+    if model not in known:
         raise UsageError(
-            f"there is no model {model!r} to sample", hint=f"--model {'|'.join(MODELS)}"
+            f"there is no model {model!r} to sample", hint=f"--model {'|'.join(known)}"
         )
     if model == PLAIN and plan.sampling.augment is None:
         raise UsageError(
@@ -188,56 +217,12 @@ def _check_count(count: int) -> None:
         raise UsageError(f"{count} samples were asked for; expected at least 1", hint="-n 1000")
 
 
-def _write(
-    folder: Path,
-    verified: VerifiedPlan,
-    pictures: Pictures,
-    asked: Asked,
-    origin: dict[str, Any],
-    *,
-    ranks: Ranks,
-) -> None:
-    """Draw and write what is missing, shard by shard: one for each process, then the next."""
-    plan, count = verified.plan, int(origin["count"])
-    writer = None
-    if ranks.is_main:
-        writer = SamplesWriter(
-            folder, plan.private.classes, origin=origin, stamp=stamps(verified.lock)
-        )
-    begun = ranks.tell(None if writer is None else {"written": writer.written})["written"]
-    source = fresh_generator()
-    with progress("sampling", count, completed=begun) as bar:
-        for first in range(begun, count, SHARD * ranks.world):
-            labels = _shard_labels(asked, count, first + SHARD * ranks.rank)
-            drawn = pictures(labels, source).tobytes() if len(labels) else b""
-            for rank, part in enumerate(ranks.gather(drawn)):
-                labels = _shard_labels(asked, count, first + SHARD * rank)
-                if writer is not None and len(labels):
-                    texts = [asked.captions[y] for y in labels.tolist()]
-                    writer.add(_images(part, plan), asked.classes[labels.numpy()], texts)
-                    bar.advance(len(labels))
-    if writer is not None:
-        writer.finish()
-
-
-def _shard_labels(asked: Asked, count: int, first: int) -> Tensor:
-    """Labels of the shard that starts at image `first`; none beyond the last one."""
-    return torch.arange(first, max(first, min(count, first + SHARD))) % asked.count
-
-
-def _images(data: bytes, plan: Plan) -> NDArray[np.uint8]:
-    """Images (n, H, W, C) of the plan's shape."""
-    shape = plan.private.image
-    flat = np.frombuffer(data, dtype=np.uint8)
-    return flat.reshape(-1, shape.height, shape.width, shape.channels)
-
-
 def _pictures(representation: Representation, draw: Draw, finish: Finish) -> Pictures:
     """Draw, decode and finish; rounded to bytes once, at the end."""
 
-    def pictures(labels: Tensor, source: torch.Generator) -> NDArray[np.uint8]:
+    def pictures(labels: Tensor, source: torch.Generator) -> Drawn:
         decoded = representation.decode_pixels(draw(labels, source))
-        return as_bytes(finish(decoded, source))
+        return Drawn(as_bytes(finish(decoded, source)))
 
     return pictures
 

@@ -12,7 +12,7 @@ from dpsynth.artifacts.cross import NAME as CROSS_NAME
 from dpsynth.artifacts.moments import NAME as MOMENTS_NAME
 from dpsynth.artifacts.moments import ReleasedMoments, load_moments
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.samples import Images
+from dpsynth.artifacts.sample_rows import Images
 from dpsynth.errors import DpsynthError
 from dpsynth.planning.caption_rules import condition_captions
 from dpsynth.planning.captions import FreeCaptions

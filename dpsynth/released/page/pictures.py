@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpsynth.artifacts.samples import Images
+from dpsynth.artifacts.sample_rows import Images
 from dpsynth.artifacts.sheet import encode_png
 from dpsynth.released.page.render import png_uri
 

@@ -6,17 +6,20 @@ has an interval. `docs/evaluation.md` defines each. Looks at private data withou
 here is released, unless the plan declares its private source public.
 """
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dpsynth.artifacts.files import sha256_file, write_json
+from dpsynth.artifacts.nonprivate import is_stamped
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_samples
 from dpsynth.assess.attributes import Captioned, captioned_records, drawn_for
 from dpsynth.assess.compare import Figures, Job, Pair, public_key, thinned
-from dpsynth.assess.features import lenet_space
+from dpsynth.assess.features import content_hash, lenet_space
+from dpsynth.assess.imagesets import read_set
 from dpsynth.assess.measured import (
     Probe,
     Settings,
@@ -68,22 +71,15 @@ def evaluate(
         UsageError: `model` is no name.
         DataError: damaged samples, or no usable record on one side of the split.
     """
-    captions = verified.plan.private.captions
-    settings = Settings(
-        _feature_steps(verified),
-        probe,
-        full,
-        find_weights(inception_weights),
-        find_backbone(lpips_weights),
-        captions if isinstance(captions, Template) else None,
-    )
+    weights = inception_weights, lpips_weights
+    settings = _settings(verified, probe, full=full, weights=weights)
     augments = model is None and verified.plan.sampling.augment is not None
     names = [PLAIN, None] if augments else [model]
     samples = [_drawn(verified, name) for name in names]
     real = _real(verified)
     verified.run.make_rooms()
     reports = {
-        name: _measured(verified, name, drawn, real, settings)
+        name: _measured(verified, suffix_of(name), drawn, real, settings)
         for name, drawn in zip(names, samples, strict=True)
     }
     report = reports[model]
@@ -96,15 +92,102 @@ def evaluate(
     return report
 
 
+def evaluate_others(
+    verified: VerifiedPlan,
+    given: str | Path,
+    *,
+    inception_weights: Path | None = None,
+    lpips_weights: Path | None = None,
+    probe: Probe = "lenet",
+    full: bool = False,
+) -> tuple[dict[str, Any], Path]:
+    """Measure images from elsewhere as samples of this run are: a reference, or another tool's.
+
+    Writes `curator/evaluation-of-NAME.json` and its pictures, NAME being the folder's or file's.
+    Nothing else changes: what is handed out is not touched.
+
+    Args:
+        verified: the run whose private records they are held against.
+        given: a folder, zip, NPZ or IDX file (see `imagesets.read_set`); a relative path that is
+            not there is taken from the run's folder.
+        inception_weights: see `evaluate`.
+        lpips_weights: see `evaluate`.
+        probe: see `evaluate`.
+        full: see `evaluate`.
+
+    Returns:
+        The report, and where it lies.
+
+    Raises:
+        MissingError: there is no such set, or the named weights are absent.
+        DataError: a set that cannot be read, an undeclared label, or no usable record on one side
+            of the split.
+    """
+    plan, run = verified.plan, verified.run
+    path = Path(given)
+    inside = run.root / path
+    path = inside if not path.exists() and inside.exists() else path
+    found = read_set(path if path == inside else given, "--samples", shape=plan.private.image)
+    found = found.under(plan.private.classes, "--samples")
+    weights = inception_weights, lpips_weights
+    settings = _settings(verified, probe, full=full, weights=weights)
+    facts = {
+        "sha256": content_hash(found.images, found.labels),
+        "nonprivate_reference": is_stamped(path),
+    }
+    texts = None if found.texts is None else list(found.texts)
+    drawn = _Drawn((found.images, found.labels), texts, facts)
+    suffix = f"-of-{_name_of(path)}"
+    run.make_rooms()
+    report = _measured(verified, suffix, drawn, _real(verified), settings)
+    where = run.curator / f"evaluation{suffix}.json"
+    write_json(where, report, mode=0o600)
+    return report, where
+
+
+def _name_of(path: Path) -> str:
+    """A name for reports on a folder or file, of small letters, digits, dots, - and _.
+
+    >>> _name_of(Path("curator/reference-nonprivate")), _name_of(Path("My Images.zip"))
+    ('reference-nonprivate', 'my-images')
+    """
+    name = path.resolve().stem.lower()
+    return re.sub("[^a-z0-9._-]+", "-", name).strip("-._") or "images"
+
+
+def _settings(
+    verified: VerifiedPlan, probe: Probe, *, full: bool, weights: tuple[Path | None, Path | None]
+) -> Settings:
+    """How this run's images are measured; `weights` of Inception and AlexNet, where named."""
+    captions = verified.plan.private.captions
+    return Settings(
+        _feature_steps(verified),
+        probe,
+        full,
+        find_weights(weights[0]),
+        find_backbone(weights[1]),
+        captions if isinstance(captions, Template) else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Images with their labels, their captions if any, and what the report says of them."""
+
+    pair: Pair
+    texts: list[str] | None
+    facts: Figures
+
+
 def _measured(
     verified: VerifiedPlan,
-    name: str | None,
-    samples: Pair,
+    suffix: str,
+    drawn: _Drawn,
     real: tuple[Pair, Pair],
     settings: Settings,
 ) -> Figures:
-    """The report on one folder of samples."""
-    suffix, plan, run = suffix_of(name), verified.plan, verified.run
+    """The report on some images, whose files end in `suffix`."""
+    plan, run, samples = verified.plan, verified.run, drawn.pair
     job = Job(
         names=tuple(plan.private.classes),
         samples=samples,
@@ -113,7 +196,7 @@ def _measured(
         public=cache(lambda: read_public(plan).images),
         public_key=cache(lambda: public_key(verified)),
         probe_epochs=plan.evaluation.probe_epochs,
-        captioned=_captioned(verified, samples, suffix),
+        captioned=_captioned(verified, drawn),
         cache=_cache(run),
     )
     public = plan.private.public
@@ -131,7 +214,7 @@ def _measured(
         "samples": {
             "count": len(samples[0]),
             "absent_classes": absent_classes(job),
-            "metadata_sha256": sha256_file(run.released / f"samples{suffix}" / "metadata.csv"),
+            **drawn.facts,
         },
         "findings": count_of(figures),
         "notes": job.notes,
@@ -140,14 +223,14 @@ def _measured(
 
 
 def _captioned(
-    verified: VerifiedPlan, samples: Pair, suffix: str
+    verified: VerifiedPlan, drawn: _Drawn
 ) -> tuple[Captioned, Captioned, Captioned] | None:
-    """Samples and records with their captions, of a plan that has them."""
-    if verified.plan.private.captions is None:
+    """Samples and records with their captions, of a plan and images that have them."""
+    if verified.plan.private.captions is None or drawn.texts is None:
         return None
     private = open_private(verified)
-    drawn = Captioned(samples[0], drawn_for(verified.run.released / f"samples{suffix}"))
-    return drawn, captioned_records(private.train), captioned_records(private.held_out)
+    samples = Captioned(drawn.pair[0], drawn.texts)
+    return samples, captioned_records(private.train), captioned_records(private.held_out)
 
 
 def _cache(run: RunDir) -> Path:
@@ -170,11 +253,13 @@ def _put_beside(figures: Figures, plain: Figures) -> None:
                 _put_beside(value, other)
 
 
-def _drawn(verified: VerifiedPlan, name: str | None) -> Pair:
+def _drawn(verified: VerifiedPlan, name: str | None) -> _Drawn:
     """The samples of that name; None: the plan's own."""
     private, folder = verified.plan.private, verified.run.released / f"samples{suffix_of(name)}"
     image = private.image
-    return read_samples(folder, private.classes, (image.height, image.width, image.channels))
+    pair = read_samples(folder, private.classes, (image.height, image.width, image.channels))
+    texts = None if private.captions is None else drawn_for(folder)
+    return _Drawn(pair, texts, {"metadata_sha256": sha256_file(folder / "metadata.csv")})
 
 
 def distance_to_held_out(verified: VerifiedPlan, images: Images) -> float:

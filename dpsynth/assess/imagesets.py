@@ -9,9 +9,9 @@ import contextlib
 import string
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from dpsynth.planning.caption_rules import PUBLIC
 from dpsynth.planning.schema import ImageShape
 from dpsynth.planning.source_kinds import FolderSource, IdxSource, LettersSource, NpzSource, Source
 from dpsynth.readers import BadRecord, Record, RecordSource, UnreadableSourceError, open_source
-from dpsynth.readers.metadata import MOST_METADATA, NAMES, parse_metadata
+from dpsynth.readers.class_names import classes_of, in_order
 from dpsynth.readers.npz import NpzReader
-from dpsynth.readers.picture import SUFFIXES, brought_to
-from dpsynth.readers.tree import READ_ERRORS, TooLargeError, Tree, open_tree
+from dpsynth.readers.picture import brought_to
+from dpsynth.readers.tree import READ_ERRORS, open_tree
 
 RESIZING = (
     "brought to the reference's shape: Lanczos, antialiased; grey copied to three channels, "
@@ -157,6 +157,11 @@ def halves(whole: ImageSet) -> tuple[ImageSet, ImageSet]:
     return whole.only(first), whole.only(~first)
 
 
+def joint_classes(first: ImageSet, second: ImageSet) -> tuple[str, ...]:
+    """The classes of both sets, each once, sorted."""
+    return in_order({*first.classes, *second.classes})
+
+
 def shared(first: Images, second: Images) -> int:
     """How many images of `first` lie in `second` too, pixel by pixel."""
     known = {sha256_bytes(image.tobytes()) for image in second}
@@ -173,7 +178,7 @@ def _read(given: str | Path, wanted: _Wanted) -> ImageSet:
     if not path.is_dir() and not zipfile.is_zipfile(path):
         raise UsageError(f"{wanted.what} is no image set that dpsynth reads", hint=HINT)
     with open_tree(path) as tree:
-        classes = _classes_of(tree, wanted.what)
+        classes = classes_of(tree, wanted.what)
     source = _opened(FolderSource(kind="folder", path=path), classes)
     return _gathered(source, classes, wanted, labelled=bool(classes))
 
@@ -260,43 +265,6 @@ def _npz(path: Path, members: Sequence[str], wanted: _Wanted) -> ImageSet:
         f"{wanted.what}: the NPZ has no array `images` (or `arr_0`)",
         hint="np.savez(FILE, images=images, labels=labels), images (n, H, W) or (n, H, W, C)",
     )
-
-
-def _classes_of(tree: Tree, what: str) -> tuple[str, ...]:
-    """Names of the classes of a folder or zip; none where its pictures have no labels."""
-    found = [name for name in tree.listing.files if PurePosixPath(name).name in NAMES]
-    top = [name for name in found if len(PurePosixPath(name).parts) <= 2]
-    if top:
-        try:
-            rows = parse_metadata(top[0], tree.read(top[0], MOST_METADATA), None, PUBLIC)
-            labels = {row.label for row in rows if not row.fault}
-        except (TooLargeError, *READ_ERRORS) as error:
-            raise UnreadableSourceError("folder", f"{top[0]}: {error}") from error
-    else:
-        pictures = [PurePosixPath(n) for n in tree.listing.files if _is_picture(n)]
-        labels = {path.parent.name for path in pictures}
-        # One folder alone is no class: pictures in the folder that an archiver wrapped around them.
-        labels = {""} if len(labels) == 1 else labels
-    if "" in labels and len(labels) > 1:
-        raise DataError(
-            f"{what}: some images have a label and some have none",
-            hint="label every image, or none",
-        )
-    return in_order(labels - {""})
-
-
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Class names sorted: as numbers where all are.
-
-    >>> in_order({"10", "9", "0"}), in_order({"b", "a", "10"})
-    (('0', '9', '10'), ('10', 'a', 'b'))
-    """
-    listed = sorted(names)
-    return tuple(sorted(listed, key=int) if all(n.isdecimal() for n in listed) else listed)
-
-
-def _is_picture(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in SUFFIXES
 
 
 def _opened(source: Source, classes: tuple[str, ...] = ()) -> RecordSource:

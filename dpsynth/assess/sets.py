@@ -20,7 +20,15 @@ from dpsynth.artifacts.samples import content_digest, read_samples
 from dpsynth.assess.attributes import Captioned, drawn_for
 from dpsynth.assess.compare import MOST, Figures, Job, Pair
 from dpsynth.assess.features import content_hash
-from dpsynth.assess.imagesets import ImageSet, halves, in_order, letters, paths_of, read_set, shared
+from dpsynth.assess.imagesets import (
+    ImageSet,
+    halves,
+    joint_classes,
+    letters,
+    paths_of,
+    read_set,
+    shared,
+)
 from dpsynth.assess.measured import (
     FEATURE_EPOCHS,
     Probe,
@@ -108,7 +116,7 @@ def compare_sets(
     reveal = reveal or public_reference
     held, learned = _references(reference, train_reference, None, reveal=reveal)
     drawn = read_set(samples, "--samples", shape=held.shape, reveal=reveal)
-    names = tuple(classes or in_order({*held.classes, *learned.classes}))
+    names = tuple(classes or joint_classes(held, learned))
     sets = _Sets.of(drawn, held, learned, names)
     job = _job(sets, floor, ruler)
     with _files(public_reference):

@@ -18,7 +18,7 @@ def evaluate(
         Path | None,
         typer.Argument(
             help="The run folder. Default: that of the plan.yaml in the working directory; "
-            "none with --samples.",
+            "none with --samples alone.",
             metavar="RUN",
             show_default=False,
             parser=opt.parse_run,
@@ -30,8 +30,9 @@ def evaluate(
         typer.Option(
             "--samples",
             metavar="PATH",
-            help="In place of a run: images to measure, made by any tool. A folder (metadata.csv, "
-            "class subfolders or pictures alone), a zip of one, an NPZ, or IDX as IMAGES,LABELS.",
+            help="Images to measure, made by any tool. A folder (metadata.csv, class subfolders "
+            "or pictures alone), a zip of one, an NPZ, or IDX as IMAGES,LABELS. With RUN: in place "
+            "of its samples, against its private records; else --reference is needed.",
         ),
     ] = None,
     reference: Annotated[
@@ -117,6 +118,8 @@ def evaluate(
 
     Example: dpsynth evaluate runs/digits
 
+    Example: dpsynth evaluate runs/digits --samples curator/reference-nonprivate
+
     Example: dpsynth evaluate --samples others.npz --reference test/ --train-reference train/
     """
     opt.use_threads(threads)
@@ -130,8 +133,21 @@ def evaluate(
     if full and probe == "lenet":
         raise UsageError("--full is of the wide probe", hint="--probe wrn --full")
     sets = {"train_reference": train_reference, "public_reference": public_reference, **measuring}
+    if samples is not None and run is not None:
+        _refuse_beside(
+            {
+                "--model": model,
+                "--output": output,
+                "--reference": reference,
+                "--train-reference": train_reference,
+                "--public-reference": public_reference or None,
+            },
+            "--samples of RUN",
+        )
+        _others(run, private, samples, measuring, show=show_curator, json=json)
+        return
     if samples is not None:
-        _refuse_beside({"RUN": run, "--private": private, "--model": model}, "--samples")
+        _refuse_beside({"--private": private, "--model": model}, "--samples")
         _sets(samples, reference, output or OUTPUT, sets, show=show_curator, json=json)
         return
     _refuse_beside({"--output": output}, "RUN")
@@ -167,6 +183,28 @@ def _run(
     found = opt.findings(measured, verified.run.curator / name, shown)
     result(found, json, lambda: evaluation_text(found))
     opt.say_next(verified)
+
+
+def _others(
+    folder: Path,
+    private: Path | None,
+    samples: str,
+    measuring: dict[str, Any],
+    *,
+    show: bool,
+    json: bool,
+) -> None:
+    """Images from elsewhere against a run's held-out private records."""
+    from dpsynth.planning.verify import load_verified
+
+    verified = load_verified(folder, private)
+
+    from dpsynth.assess.evaluate import evaluate_others
+
+    shown = opt.may_show(verified, show)
+    measured, where = evaluate_others(verified, samples, **measuring)
+    found = opt.findings(measured, where, shown)
+    result(found, json, lambda: evaluation_text(found))
 
 
 def _public(

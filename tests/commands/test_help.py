@@ -18,8 +18,9 @@ COMMANDS = sorted(name.removesuffix(".md") for name in PAGES if name != "README.
 
 def test_every_command_is_there() -> None:
     assert COMMANDS == [
-        "audit", "check", "close", "evaluate", "guide", "plan", "pretrain", "release-evaluation",
-        "release-moments", "replay", "report", "run", "sample", "status", "train",
+        "audit", "check", "close", "complete-wavelet", "evaluate", "guide", "plan", "pretrain",
+        "reference", "release-evaluation", "release-moments", "replay", "report", "run", "sample",
+        "status", "train",
     ]  # fmt: skip
 
 

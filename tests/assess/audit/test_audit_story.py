@@ -4,12 +4,14 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from auditkit import CAPTIONS, CELLS, FLOW, RELEASE, SHARED, TRAIN, planned, shared_run
 from clikit import typed
 from sklearn.datasets import load_digits
+from token_runs import token_plan
 
 from dpsynth.assess.audit import building
 from dpsynth.assess.audit import records as records_module
@@ -27,6 +29,7 @@ from dpsynth.commands.audit import _as_text
 from dpsynth.console import mute, render
 from dpsynth.errors import PlanError, UsageError
 from dpsynth.planning.captions import FreeCaptions
+from dpsynth.planning.yaml_plan import load_plan
 from dpsynth.private.dpsgd import train
 from dpsynth.private.moments import release_moments
 from dpsynth.public.representation import load_representation
@@ -315,3 +318,11 @@ def test_free_captions_are_refused_before_anything_is_read(monkeypatch):
     plan = verified.plan.model_copy(update={"private": private})
     with pytest.raises(PlanError, match="captions"):
         run_module.require_known(plan)
+
+
+def test_training_on_tokens_is_refused_for_nothing_would_attack_it(tmp_path, monkeypatch):
+    plan = load_plan(token_plan(tmp_path))
+    monkeypatch.setattr(records_module, "open_private", None)
+    with pytest.raises(PlanError, match="samples are not audited") as found:
+        run_module.audit(SimpleNamespace(plan=plan, run=None))
+    assert found.value.exit_code == 2

@@ -3,13 +3,14 @@
     python -m benchmarks.straightdp --table 1 [--table 2 ...] [--figure 2 ...] [--full]
                                     [--work DIR] [--processes 2] [--encoder DIR|minilm] [--json]
     python -m benchmarks.straightdp --row "pixel: planned + moments" [--epsilon 1] [--full]
-    python -m benchmarks.straightdp --tune | --signal
+    python -m benchmarks.straightdp --tune | --signal | --clamp
 
 Compact sizes on two cores: a small backbone, few steps, three runs at epsilon 1 and one elsewhere;
 `--full` takes the paper's sizes and three runs everywhere. Rows share public stages and runs.
 Resumable: what is finished in the work folder is kept. FID is blank without Inception weights; FD
 is the Frechet distance in features of a LeNet trained on real digits. `--tune` chooses learning
-rates on public data alone; `--signal` shows what holds a gradient stage back.
+rates on public data alone; `--signal` shows what holds a gradient stage back, `--clamp` what the
+clamp B0 does to the public loss and to gradients.
 """
 
 import argparse
@@ -36,9 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from benchmarks.straightdp import signal
 
         signal.main(runs)
+    if options.clamp:
+        from benchmarks.straightdp import clamp
+
+        clamp.main(runs)
     if options.row:
         one_row(runs, options.row, options.epsilon, full=options.full)
-    asked = options.tune or options.signal or options.row or options.figure
+    looks = options.tune or options.signal or options.clamp
+    asked = looks or options.row or options.figure
     tables(runs, options.table or ([] if asked else TABLES), options)
     for name in options.figure:
         print(figures.draw(name, runs))
@@ -61,6 +67,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="learning rates, on public data alone")
     parser.add_argument("--space", action="append", help="of --tune; default: latent and pixel")
     parser.add_argument("--signal", action="store_true", help="what a gradient stage can gain")
+    parser.add_argument("--clamp", action="store_true", help="the clamp's price and effect")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     options.size = "full" if options.full else "tiny" if options.tiny else "compact"

@@ -18,7 +18,7 @@ from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.lenet import LeNet, to_tensor, train_probe, training_steps
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.released.sampling import own_origin
+from dpsynth.released.own import own_origin
 
 SEED = 0
 """Of `assess.probes.SEEDS` the first: `evaluate` shows the mean of three."""
@@ -87,7 +87,7 @@ def _drawn_digest(verified: VerifiedPlan, folder: Path) -> str:
     if summary is None:
         raise MissingError(
             "the samples come first: the classifier learns from them alone",
-            hint=typed("dpsynth", "sample", verified.run.root),
+            hint=typed("dpsynth", _sampler(verified), verified.run.root),
         )
     digest = summary.get("content_sha256")
     if not isinstance(digest, str):
@@ -102,5 +102,11 @@ def _drawn_digest(verified: VerifiedPlan, folder: Path) -> str:
 def _not_drawn(verified: VerifiedPlan, why: str) -> UsageError:
     return UsageError(
         f"{why}; nothing was charged",
-        hint="remove released/samples.json, then " + typed("dpsynth", "sample", verified.run.root),
+        hint="remove released/samples.json, then "
+        + typed("dpsynth", _sampler(verified), verified.run.root),
     )
+
+
+def _sampler(verified: VerifiedPlan) -> str:
+    """The command that writes the plan's samples."""
+    return "complete-wavelet" if verified.plan.is_completed else "sample"

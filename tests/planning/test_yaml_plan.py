@@ -72,7 +72,7 @@ BAD = [
     ),
     ("fraction: 0.2", "fraction: 1", "expected a number below 1", "fraction"),
     ("covariance: class", "covariance: full", "expected 'class' or 'shared'", "'class'"),
-    ("method: release", "method: magic", "expected 'release', 'flow' or 'guide'", "'guide'"),
+    ("method: release", "method: magic", "expected 'release', 'flow', 'guide'", "'guide'"),
     ("stages:", "epsilon: 1.0\nstages:", "unknown key `epsilon`", "under `budget:`; indent"),
     ("stages:", "stage:", "unknown key `stage`", "did you mean `stages:`"),
     ("budget:", "budget: 3\nbudgets:", "unknown key `budgets`", "did you mean `budget:`"),

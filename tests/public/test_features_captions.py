@@ -322,7 +322,7 @@ def test_captions_to_draw_for(tmp_path):
             sampling_captions(plan, path)
     numbered = "\n".join(map(str, range(4096)))
     path.write_text(numbered)
-    with pytest.raises(DataError, match="4096 lines"):
+    with pytest.raises(DataError, match="4096 captions"):
         sampling_captions(plan, path)
     with pytest.raises(MissingError):
         sampling_captions(plan, tmp_path / "none.txt")

@@ -14,10 +14,13 @@ from dpsynth.models.velocity import load_velocity
 from dpsynth.public import augment as augment_module
 from dpsynth.public import pretrain as module
 from dpsynth.public.augment import augment, morphological_gradient, seen, to_strokes
+from dpsynth.public.job import Job
 from dpsynth.public.pretrain import pretrain
 from dpsynth.public.prior import fit_prior
+from dpsynth.public.recipes import calibration_recipe, geometry_recipe, prior_recipe
 from dpsynth.public.representation import load_representation
 from dpsynth.public.sharpening import class_draws
+from dpsynth.public.sources import read_public
 from dpsynth.public.within import load_within, save_within, within_covariance
 
 
@@ -185,10 +188,10 @@ OLD_CALIBRATION = "99ff34f0209bcf590748608ed8498724febde8a6d1632dece16c583124949
 @pytest.mark.parametrize("kind", OLD_RECIPES)
 def test_recipes_of_older_plans_are_what_they_were(kind, tmp_path):
     plan = small_plan(kind, path=write_public(tmp_path / "public.npz"))
-    job = module._Job(plan, None, module.read_public(plan))
-    assert module._geometry_recipe(job) == OLD_RECIPES[kind]
-    assert module._prior_recipe(job, "g") == OLD_PRIOR
-    assert module._calibration_recipe(job, "g", "p") == OLD_CALIBRATION
+    job = Job(plan, None, read_public(plan))
+    assert geometry_recipe(job) == OLD_RECIPES[kind]
+    assert prior_recipe(job, "g") == OLD_PRIOR
+    assert calibration_recipe(job, "g", "p") == OLD_CALIBRATION
 
 
 def with_autoencoder(path, **options):
@@ -201,15 +204,15 @@ def with_autoencoder(path, **options):
 def test_new_keys_enter_the_recipes_that_they_change(tmp_path):
     path = write_public(tmp_path / "public.npz")
     bent = with_autoencoder(path, deform=1.0)
-    job = module._Job(bent, None, module.read_public(bent))
-    assert module._geometry_recipe(job) != OLD_RECIPES["autoencoder"]
+    job = Job(bent, None, read_public(bent))
+    assert geometry_recipe(job) != OLD_RECIPES["autoencoder"]
     sharp = small_plan(path=path, sampling={"sharpen": "public"})
-    job = module._Job(sharp, None, module.read_public(sharp))
-    assert module._geometry_recipe(job) == OLD_RECIPES["pca"]
-    assert module._calibration_recipe(job, "g", "p") != OLD_CALIBRATION
+    job = Job(sharp, None, read_public(sharp))
+    assert geometry_recipe(job) == OLD_RECIPES["pca"]
+    assert calibration_recipe(job, "g", "p") != OLD_CALIBRATION
     fixed = small_plan(path=path, sampling={"sharpen": 0.5})
-    job = module._Job(fixed, None, module.read_public(fixed))
-    assert module._calibration_recipe(job, "g", "p") == OLD_CALIBRATION
+    job = Job(fixed, None, read_public(fixed))
+    assert calibration_recipe(job, "g", "p") == OLD_CALIBRATION
 
 
 def test_deformation_stands_in_the_place_of_the_affine_map(monkeypatch):

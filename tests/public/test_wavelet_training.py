@@ -15,9 +15,12 @@ from dpsynth.public.tokenizer import (
     SHEET,
     TOKENIZER,
     TokenizerTraining,
+    curve_of,
     fit_tokenizer,
+    pretrain_tokenizer,
     report,
-    tokenizer_stage,
+    show_scales,
+    some,
 )
 
 SIZES = TokenizerSettings(
@@ -122,32 +125,51 @@ def test_images_are_altered_before_they_are_seen(digits):
     assert seen == [(16, 8, 8, 1)] * 6
 
 
-def test_the_stage_writes_once_and_keeps(digits, tmp_path, capsys):
-    replaced = []
+def test_it_is_written_once_and_kept(digits, tmp_path, capsys):
+    path, replaced = tmp_path / TOKENIZER, []
 
-    def stage(recipe, stale=replaced.append):
-        return tokenizer_stage(
-            digits[0][:200], SIZES, TINY, tmp_path, recipe=recipe, seed=3, stale=stale
+    def made(recipe, stale=replaced.append):
+        return pretrain_tokenizer(
+            path, digits[0][:200], SIZES, TINY, recipe=recipe, seed=3, stale=stale
         )
 
-    tokenizer, facts = stage("one")
-    assert len(facts["curve"]) == 6
-    assert load_tensors(tmp_path / TOKENIZER)[1]["recipe"] == "one"
-    with Image.open(tmp_path / SHEET) as sheet:
-        assert sheet.size[0] > sheet.size[1] > 100
-    first = (tmp_path / TOKENIZER).read_bytes()
-    kept, again = stage("one")
+    tokenizer = made("one")
+    curve = curve_of(path)
+    assert [point["step"] for point in curve] == list(range(6))
+    assert load_tensors(path)[1]["recipe"] == "one"
+    first = path.read_bytes()
+    kept = made("one")
     assert "tokenizer: kept" in capsys.readouterr().err
-    assert again == {**facts, "curve": []}
+    assert (path.read_bytes(), curve_of(path)) == (first, curve)
     assert torch.equal(
         kept.encode(torch.from_numpy(digits[1])), tokenizer.encode(torch.from_numpy(digits[1]))
     )
-    stage("two")
-    assert (tmp_path / TOKENIZER).read_bytes() != first
-    assert len(replaced) == 2
+    made("two")
+    assert path.read_bytes() != first
+    assert replaced == [path, path]
 
     def refuse(path):
         raise BudgetError(path.name)
 
     with pytest.raises(BudgetError):
-        stage("three", stale=refuse)
+        made("three", stale=refuse)
+
+
+def test_the_sheet_has_a_row_for_each_scale(digits, fitted, tmp_path):
+    path = show_scales(fitted.tokenizer, some(digits[1], seed=0, most=4), tmp_path / SHEET)
+    with Image.open(path) as sheet:
+        assert sheet.size[0] > sheet.size[1] > 100
+
+
+def test_raster_order_has_one_codebook_and_is_learnt_too(digits):
+    sizes = TokenizerSettings(8, 8, 1, 0, (2,), hidden=16, depth=1, heads=2, codebook=32, code=4)
+    training = TokenizerTraining(steps=100, batch=64, learning_rate=3e-3)
+    tokenizer = fit_tokenizer(digits[0], sizes, training, seed=0).tokenizer
+    facts = report(tokenizer, digits[1])
+    assert (facts["energy"], facts["kept"]) == ([1.0], [0.0])
+    assert facts["decoded"][0] < 0.5 * facts["mean"]
+    assert set(facts["codebook"]) == {"all"}
+    assert facts["codebook"]["all"]["share"] > 0.8
+    assert len(tokenizer.codebooks) == 1
+    # The other kind of tokens does not exist: nothing of the model is left untrained.
+    assert not any(f"kinds.{1}." in name for name, _ in tokenizer.named_parameters())

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from dpsynth.artifacts.files import read_json, write_json
-from dpsynth.artifacts.samples import PLAIN, read_samples, read_summary
+from dpsynth.artifacts.samples import PLAIN, SamplesWriter, read_samples, read_summary
 from dpsynth.errors import MissingError, ReplayError, UsageError
 from dpsynth.models.finish import gradient_energy
-from dpsynth.planning.schema import Jitter
+from dpsynth.planning.sampling import Jitter
 from dpsynth.planning.steps import status
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public.pretrain import pretrain
@@ -57,7 +57,7 @@ def test_plan_count_and_fresh_draws(whole: VerifiedPlan) -> None:
 def test_resumes_after_the_last_whole_shard(
     whole: VerifiedPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SHARD", 10)
+    monkeypatch.setattr("dpsynth.released.drawn.SHARD", 10)
     folder = whole.run.released / "samples-release"
 
     class StoppedError(Exception):
@@ -68,17 +68,15 @@ def test_resumes_after_the_last_whole_shard(
     def failing(images: np.ndarray, labels: np.ndarray) -> None:
         raise StoppedError
 
-    real = module.SamplesWriter.add
+    real = SamplesWriter.add
 
-    def counted(
-        self: module.SamplesWriter, images: np.ndarray, labels: np.ndarray, texts: list[str]
-    ) -> None:
+    def counted(self: SamplesWriter, images: np.ndarray, labels: np.ndarray, *more: object) -> None:
         calls.append(len(images))
         if len(calls) == 2:
             failing(images, labels)
-        real(self, images, labels, texts)
+        real(self, images, labels, *more)
 
-    monkeypatch.setattr(module.SamplesWriter, "add", counted)
+    monkeypatch.setattr(SamplesWriter, "add", counted)
     with pytest.raises(StoppedError):
         sample(whole, 25, "release")
     assert read_summary(folder) is None
@@ -146,7 +144,7 @@ def test_finishing_sharpens_then_moves_and_rounds_once(augmenting: VerifiedPlan)
 
     def images(finish: Finish) -> np.ndarray:
         draw = module._pictures(space, lambda labels, source: codes[labels], finish)
-        return draw(torch.arange(20), torch.Generator().manual_seed(1))
+        return draw(torch.arange(20), torch.Generator().manual_seed(1)).images
 
     untouched = images(Finish(0.0, None))
     assert np.array_equal(untouched, space.decode(codes))

@@ -1,6 +1,8 @@
 """Checks on numbers that enter the accounting: each refusal says what was given."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from dpsynth.errors import UsageError
 
@@ -67,3 +69,9 @@ def _number(name: str, value: object) -> float:
         return float(value)
     except OverflowError as error:
         raise AccountingError(f"{name} is too large for a number") from error
+
+
+def coerce(statistic: Any, **rules: Callable[[str, Any], Any]) -> None:
+    """Put each field through its check; frozen values are set once, here."""
+    for name, rule in rules.items():
+        object.__setattr__(statistic, name, rule(name, getattr(statistic, name)))

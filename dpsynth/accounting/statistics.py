@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from dpsynth.accounting import checks
+from dpsynth.accounting.queries import CentralSums, EmbeddingSums, VoteHistogram
 from dpsynth.errors import ReplayError
 
 
@@ -38,8 +39,8 @@ class ClassMoments:
     kind: ClassVar[str] = "class-moments"
 
     def __post_init__(self) -> None:
-        _coerce(self, count=checks.positive, sum=checks.positive, second=checks.positive)
-        _coerce(self, classes=checks.whole, dim=checks.whole)
+        checks.coerce(self, count=checks.positive, sum=checks.positive, second=checks.positive)
+        checks.coerce(self, classes=checks.whole, dim=checks.whole)
         if self.covariance not in ("class", "shared"):
             raise checks.AccountingError(
                 f"covariance is {self.covariance!r}; expected 'class' or 'shared'"
@@ -72,8 +73,8 @@ class CellSums:
     kind: ClassVar[str] = "cell-sums"
 
     def __post_init__(self) -> None:
-        _coerce(self, count=checks.positive, sum=checks.positive)
-        _coerce(self, classes=checks.whole, cells=checks.whole, dim=checks.whole)
+        checks.coerce(self, count=checks.positive, sum=checks.positive)
+        checks.coerce(self, classes=checks.whole, cells=checks.whole, dim=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -101,8 +102,8 @@ class CellMoments:
     kind: ClassVar[str] = "cell-moments"
 
     def __post_init__(self) -> None:
-        _coerce(self, count=checks.positive, sum=checks.positive, second=checks.positive)
-        _coerce(self, classes=checks.whole, cells=checks.whole, dim=checks.whole)
+        checks.coerce(self, count=checks.positive, sum=checks.positive, second=checks.positive)
+        checks.coerce(self, classes=checks.whole, cells=checks.whole, dim=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -125,7 +126,7 @@ class PaperClassSums:
     kind: ClassVar[str] = "paper-class-sums"
 
     def __post_init__(self) -> None:
-        _coerce(self, classes=checks.whole, dim=checks.whole)
+        checks.coerce(self, classes=checks.whole, dim=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -146,7 +147,7 @@ class PaperSecondMoment:
     kind: ClassVar[str] = "paper-second-moment"
 
     def __post_init__(self) -> None:
-        _coerce(self, capacity=checks.whole, dim=checks.whole)
+        checks.coerce(self, capacity=checks.whole, dim=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -176,8 +177,8 @@ class CrossMoments:
     kind: ClassVar[str] = "cross-moments"
 
     def __post_init__(self) -> None:
-        _coerce(self, caption=checks.positive, cross=checks.positive, second=checks.positive)
-        _coerce(self, features=checks.whole, dim=checks.whole)
+        checks.coerce(self, caption=checks.positive, cross=checks.positive, second=checks.positive)
+        checks.coerce(self, features=checks.whole, dim=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -202,7 +203,7 @@ class PaperCrossMoments:
     kind: ClassVar[str] = "paper-cross-moments"
 
     def __post_init__(self) -> None:
-        _coerce(self, capacity=checks.whole, features=checks.whole, dim=checks.whole)
+        checks.coerce(self, capacity=checks.whole, features=checks.whole, dim=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -227,7 +228,7 @@ class ConfusionMatrix:
     kind: ClassVar[str] = "confusion-matrix"
 
     def __post_init__(self) -> None:
-        _coerce(self, cell=checks.positive, total=checks.positive, classes=checks.whole)
+        checks.coerce(self, cell=checks.positive, total=checks.positive, classes=checks.whole)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -247,7 +248,7 @@ class ClippedGradientSum:
     kind: ClassVar[str] = "clipped-gradient-sum"
 
     def __post_init__(self) -> None:
-        _coerce(self, clip=checks.positive)
+        checks.coerce(self, clip=checks.positive)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `kind`, as JSON values."""
@@ -272,7 +273,7 @@ class BucketedGradientSums:
     kind: ClassVar[str] = "bucketed-gradient-sums"
 
     def __post_init__(self) -> None:
-        _coerce(self, clips=checks.positives)
+        checks.coerce(self, clips=checks.positives)
 
     def clip_of(self, step: int) -> float:
         """Clip of step `step` of an execution, counted from 0."""
@@ -299,11 +300,14 @@ Statistic = (
     ClassMoments
     | CellSums
     | CellMoments
+    | EmbeddingSums
     | PaperClassSums
     | PaperSecondMoment
     | CrossMoments
     | PaperCrossMoments
     | ConfusionMatrix
+    | VoteHistogram
+    | CentralSums
     | ClippedGradientSum
     | BucketedGradientSums
 )
@@ -314,11 +318,14 @@ _KINDS: dict[str, type[Statistic]] = {
         ClassMoments,
         CellSums,
         CellMoments,
+        EmbeddingSums,
         PaperClassSums,
         PaperSecondMoment,
         CrossMoments,
         PaperCrossMoments,
         ConfusionMatrix,
+        VoteHistogram,
+        CentralSums,
         ClippedGradientSum,
         BucketedGradientSums,
     )
@@ -330,12 +337,14 @@ def sensitivity(statistic: Statistic) -> float:
     match statistic:
         case ClassMoments() | CellMoments():
             return math.hypot(statistic.count, statistic.sum, statistic.second)
-        case CellSums():
+        case CellSums() | EmbeddingSums():
             return math.hypot(statistic.count, statistic.sum)
         case CrossMoments():
             return math.hypot(statistic.caption, statistic.cross, statistic.second)
         case ConfusionMatrix():
             return math.hypot(statistic.cell, statistic.total)
+        case VoteHistogram() | CentralSums():
+            return 1.0
         case PaperClassSums():
             return 2.0
         case PaperSecondMoment():
@@ -377,12 +386,6 @@ def statistic_from_json(spec: object) -> Statistic:
         return cls(**fields)
     except checks.AccountingError as error:
         raise ReplayError(f"statistic {kind}: {error.message}") from error
-
-
-def _coerce(statistic: Any, **rules: Any) -> None:
-    """Put each field through its check; frozen values are set once, here."""
-    for name, rule in rules.items():
-        object.__setattr__(statistic, name, rule(name, getattr(statistic, name)))
 
 
 def _to_json(statistic: Statistic) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpsynth.accounting import discrete
+from dpsynth.accounting.queries import CentralSums, EmbeddingSums, VoteHistogram
 from dpsynth.accounting.statistics import (
     BucketedGradientSums,
     CellMoments,
@@ -334,6 +335,12 @@ def coordinates(statistic: Statistic) -> int:
             return _triangle(features) + dim * features
         case ConfusionMatrix(classes=classes):
             return classes * classes + 1
+        case EmbeddingSums(classes=classes, dim=dim):
+            return classes * (1 + dim)
+        case VoteHistogram(bins=bins):
+            return bins
+        case CentralSums(classes=classes, dim=dim):
+            return classes * dim  # of one step
         case ClippedGradientSum() | BucketedGradientSums():
             return 0  # its noise is continuous
 

@@ -1,0 +1,1 @@
+"""Feature maps of released mean embeddings: Fourier, Hermite and tangent features."""

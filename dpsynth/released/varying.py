@@ -1,0 +1,77 @@
+"""An own flow prior as a generator of Private Evolution: its members are codes.
+
+A variation renoises a code to time t and lets the flow integrate again from there: StraightDP,
+Table 9 (`t_v`), with equation 1's interpolation.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpsynth.errors import UsageError
+from dpsynth.models.flow import VelocityField, euler, interpolate
+from dpsynth.models.threads import one_thread
+from dpsynth.public.representation import Representation
+
+_BATCH = 1_000
+
+Codes = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FlowGenerator:
+    """A velocity model v(x, t, y) and the representation of its codes; a `Generator`.
+
+    null: the null label, `classes`. steps: Euler steps from t = 0 to 1; a variation from t takes
+    its share of them. guidance: of `models.flow.guided`.
+    """
+
+    velocity: VelocityField
+    representation: Representation
+    null: int
+    steps: int = 25
+    guidance: float = 1.0
+
+    def draw(self, labels: Labels, source: torch.Generator) -> Codes:
+        """Codes (P, d) of these classes (P,), from noise."""
+        shape = (len(labels), self.representation.dim)
+        return self._integrated(torch.randn(shape, generator=source), labels, 0.0)
+
+    def vary(
+        self, members: Codes, labels: Labels, strength: float, source: torch.Generator
+    ) -> Codes:
+        """Codes (P, d) renoised to t = 1 - `strength` and integrated again.
+
+        Raises UsageError for a strength outside (0, 1].
+        """
+        if not 0 < strength <= 1:
+            raise UsageError(f"a variation has a strength above 0 and up to 1, got {strength}")
+        t = 1.0 - strength
+        codes = torch.from_numpy(np.ascontiguousarray(members))
+        noise = torch.randn(codes.shape, generator=source)
+        times = torch.full(codes.shape[:1], t)
+        return self._integrated(interpolate(codes, noise, times), labels, t)
+
+    def images(self, members: Codes) -> NDArray[np.uint8]:
+        """The members decoded: images (P, H, W, C)."""
+        return self.representation.decode(torch.from_numpy(np.ascontiguousarray(members)))
+
+    def _integrated(self, start: Tensor, labels: Labels, t: float) -> Codes:
+        steps = max(1, math.ceil(self.steps * (1.0 - t)))
+        parts = []
+        with one_thread():
+            for at in range(0, len(start), _BATCH):
+                own = torch.from_numpy(np.ascontiguousarray(labels[at : at + _BATCH]))
+                parts.append(
+                    euler(
+                        self.velocity, start[at : at + _BATCH], own, null=self.null,
+                        steps=steps, guidance=self.guidance, start_time=t,
+                    )
+                )  # fmt: skip
+        found: Codes = torch.cat(parts).float().numpy() if parts else start.numpy()
+        return found

@@ -1,0 +1,1 @@
+"""The tables of DP-Wavelet on two image sets: `python -m benchmarks.wavelet`."""

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,19 @@ def sha256_file(path: Path) -> str:
             f"{path.name} is missing from {path.parent.name}/", hint=again(path)
         ) from None
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Files and folders that are made inside the block are for their owner alone.
+
+    The mask is the process's: no other thread may make files for others meanwhile.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def storage_error(path: Path, error: OSError) -> DpsynthError:

@@ -8,7 +8,7 @@ sheets carry the stamp as text fields, its `metadata.csv` as a column of its own
 import csv
 import io
 import zipfile
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,9 @@ TEXTS: dict[Kind, str] = {
     "pretrained": "NON-PRIVATE REFERENCE: made by the public model alone, beside a private run. "
     "Curator-only: it is no release.",
 }
+_HEAD = 4096
+"""Bytes of a file that the stamp lies within."""
+_TABLE, _PICTURE = "metadata.csv", ".png"
 
 
 def reference_stamps(kind: Kind) -> dict[str, str]:
@@ -56,32 +59,53 @@ def stamp_metadata(folder: Path, kind: Kind) -> Path:
 
 
 def is_stamped(path: Path) -> bool:
-    """Whether a folder or zip of images says that it is a reference.
+    """Whether any file in a folder or zip says that it is of a reference.
 
-    In its `metadata.csv`, or in its first PNG where that file was left behind.
+    A `metadata.csv` or a PNG does, in zips that lie in a folder too: one is enough among others,
+    and with any of the others left behind.
     """
-    try:
-        if path.is_dir():
-            tables, pictures = path.rglob("metadata.csv"), path.rglob("*.png")
-            found = [*islice(tables, 1), *islice(pictures, 1)]
-            return any(_says_so(one.name, one.read_bytes()) for one in found)
-        if not zipfile.is_zipfile(path):
-            return False
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            listed = [name for name in names if name.endswith("metadata.csv")][:1]
-            drawn = [name for name in names if name.endswith(".png")][:1]
-            return any(_says_so(name, archive.read(name)) for name in listed + drawn)
-    except (OSError, zipfile.BadZipFile, RuntimeError):
-        return False  # whoever reads it says what is wrong with it
+    return next(stamped(path), None) is not None
 
 
-def _says_so(name: str, content: bytes) -> bool:
+def stamped(path: Path) -> Iterator[Path]:
+    """The files below a folder, or the one file, that say so; of a zip the zip itself.
+
+    No link is followed, and of each file its first bytes are read.
+    """
+    files = path.rglob("*") if path.is_dir() else iter([path.resolve()])
+    for one in files:
+        try:
+            if one.is_file() and not one.is_symlink() and _file_says_so(one):
+                yield one
+        except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError):
+            continue  # whoever reads it says what is wrong with it
+
+
+def _file_says_so(path: Path) -> bool:
+    if _is_marked(path.name):
+        with path.open("rb") as file:
+            return _says_so(path.name, file.read(_HEAD))
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        for name in filter(_is_marked, archive.namelist()):
+            with archive.open(name) as file:
+                if _says_so(name, file.read(_HEAD)):
+                    return True
+    return False
+
+
+def _is_marked(name: str) -> bool:
+    """Whether a file of that name would bear the stamp."""
+    return name.lower().endswith((_TABLE, _PICTURE))
+
+
+def _says_so(name: str, head: bytes) -> bool:
     """By the header of a table, or by the text fields of a PNG, which come before its pixels."""
-    if name.endswith(".csv"):
-        header = content.partition(b"\n")[0].decode(errors="replace")
+    if name.lower().endswith(_TABLE):
+        header = head.partition(b"\n")[0].decode(errors="replace")
         return COLUMN in header.strip().split(",")
-    return KEY.encode() in content.partition(b"IDAT")[0]
+    return KEY.encode() in head.partition(b"IDAT")[0]
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], list[list[str]]]:

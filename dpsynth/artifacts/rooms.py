@@ -90,6 +90,20 @@ class RunDir:
         return self.root / CURATOR
 
 
+def in_curators_room(path: Path) -> bool:
+    """Whether a path is the curator's room of some run, or lies in one; by links too."""
+    resolved = path.resolve()
+    rooms = [at for at in (resolved, *resolved.parents) if at.name == CURATOR]
+    return any((room.parent / LOCK_NAME).is_file() for room in rooms)
+
+
+def in_a_run(path: Path) -> bool:
+    """Whether a path is a run or a hand-out, wherever it lies, or lies in one; by links too."""
+    resolved = path.resolve()
+    marks = (LOCK_NAME, MANIFEST_NAME)
+    return any((at / mark).is_file() for at in (resolved, *resolved.parents) for mark in marks)
+
+
 def require_whole(path: Path) -> None:
     """Refuse what is only a part of a run, or a copy of one, in a run folder's place.
 

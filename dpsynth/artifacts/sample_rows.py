@@ -47,6 +47,21 @@ def write_pngs(
         (folder / name).write_bytes(encode_png(image, stamp))
 
 
+def inside(folder: Path, name: str) -> Path:
+    """The file of that name in a folder, which is not opened.
+
+    Raises DataError where it leads out of the folder, or is no plain file.
+    """
+    try:
+        path = (folder / name).resolve()
+        plain = path.is_relative_to(folder.resolve()) and (path.is_file() or not path.exists())
+    except (OSError, ValueError, RuntimeError):  # such as a name with a null character
+        plain = False
+    if not plain:
+        raise DataError(f"metadata.csv names a file outside {folder}: {name[:100]!r}")
+    return folder / name
+
+
 def read_png(folder: Path, name: str, shape: tuple[int, int, int] | None) -> Images:
     """One image (H, W, C); size and mode are checked before a pixel is decoded.
 
@@ -54,9 +69,7 @@ def read_png(folder: Path, name: str, shape: tuple[int, int, int] | None) -> Ima
     """
     from PIL import Image
 
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise DataError(f"metadata.csv names a file outside {folder}: {name!r}")
+    path = inside(folder, name)
     try:
         with Image.open(path) as image:
             channels = {"L": 1, "RGB": 3}.get(image.mode)

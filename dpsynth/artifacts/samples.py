@@ -26,6 +26,7 @@ from dpsynth.artifacts.sample_rows import (
     Labels,
     checked,
     from_csv,
+    inside,
     read_png,
     to_csv,
     write_pngs,
@@ -264,12 +265,13 @@ def content_digest(folder: Path) -> str:
     Of `HASH  NAME` lines, `metadata.csv` first and then the images in its order: whoever has the
     hand-out's manifest can compute it again.
 
-    Raises MissingError or DataError where the folder is not whole.
+    Raises MissingError or DataError where the folder is not whole, or its list leads out of it.
     """
     path = folder / "metadata.csv"
     lines = [f"{sha256_file(path)}  {path.name}\n"]
     for row in from_csv(path):
-        lines.append(f"{sha256_file(folder / row['file_name'])}  {row['file_name']}\n")
+        name = row["file_name"]
+        lines.append(f"{sha256_file(inside(folder, name))}  {name}\n")
     return sha256_bytes("".join(lines).encode())
 
 

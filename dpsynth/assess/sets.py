@@ -6,16 +6,16 @@ ones as `reference`, values are those that the run itself would report.
 """
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpsynth.artifacts.files import sha256_file, storage_error, write_json
+from dpsynth.artifacts.files import owner_only, sha256_file, storage_error, write_json
 from dpsynth.artifacts.manifest import NAME as MANIFEST
-from dpsynth.artifacts.rooms import LOCK_NAME
+from dpsynth.artifacts.nonprivate import is_stamped
+from dpsynth.artifacts.rooms import LOCK_NAME, in_curators_room
 from dpsynth.artifacts.samples import content_digest, read_samples
 from dpsynth.assess.attributes import Captioned, drawn_for
 from dpsynth.assess.compare import MOST, Figures, Job, Pair
@@ -100,10 +100,13 @@ def compare_sets(
 
     Raises:
         MissingError: a set or the named weights are not there.
-        UsageError: no image set, or a curator-only report in a folder that is handed out.
+        UsageError: no image set; a curator-only report in a folder that is handed out; or a report
+            to be released on images that are the curator's.
         DataError: a set that cannot be read, labels that the reference lacks.
     """
     _require_room(output, public_reference)
+    if public_reference:
+        _require_released(samples)
     ruler = _Ruler(
         probe,
         full,
@@ -119,7 +122,7 @@ def compare_sets(
     names = tuple(classes or joint_classes(held, learned))
     sets = _Sets.of(drawn, held, learned, names)
     job = _job(sets, floor, ruler)
-    with _files(public_reference):
+    with contextlib.nullcontext() if public_reference else owner_only():
         _make(output)
         report = _reported(job, sets, ruler, output / SHEET, "image sets")
         write_json(output / REPORT, report)
@@ -335,6 +338,17 @@ def _require_room(output: Path, public: bool) -> None:
                 )
 
 
+def _require_released(samples: str | Path) -> None:
+    """Refuse to measure for the public what is the curator's: a reference, or a curator's room."""
+    parts = [part for part in paths_of(samples, "--samples") if part is not None]
+    if any(is_stamped(part) or in_curators_room(part) for part in parts):
+        raise UsageError(
+            "--samples is curator-only: a report on it may not be released, whatever it is held "
+            "against",
+            hint="leave --public-reference out: the report is then the curator's",
+        )
+
+
 def _require_apart(verified: VerifiedPlan, references: dict[str, str | Path | None]) -> None:
     """Refuse as public what the run itself holds for private, by whatever path it is named."""
     private = [verified.run.curator.resolve(), *_private_paths(verified)]
@@ -363,19 +377,6 @@ def _private_paths(verified: VerifiedPlan) -> Iterator[Path]:
             for value in kept.model_dump().values():
                 if isinstance(value, Path):
                     yield value.resolve()
-
-
-@contextlib.contextmanager
-def _files(public: bool) -> Iterator[None]:
-    """Make files and folders for their owner alone inside the block, unless all is public."""
-    if public:
-        yield
-        return
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _make(output: Path) -> None:

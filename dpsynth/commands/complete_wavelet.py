@@ -1,11 +1,16 @@
 """`dpsynth complete-wavelet`: add fine detail to coarse images by the public transformer."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpsynth.commands import _options as opt
-from dpsynth.console import result
+from dpsynth.console import note, result
+from dpsynth.errors import typed
+
+if TYPE_CHECKING:
+    from dpsynth.planning.verify import VerifiedPlan
 
 
 def complete_wavelet(
@@ -36,8 +41,8 @@ def complete_wavelet(
         typer.Option(
             "--out",
             metavar="NAME|DIR",
-            help="Where to write: a name such as samples-mine for a folder of released/, or any "
-            "folder outside the run. Default: samples; samples-completed for another SOURCE.",
+            help="Where to write: samples-NAME, a folder of released/, or else any folder outside "
+            "the run. Default: samples; samples-completed for another SOURCE.",
         ),
     ] = None,
     threads: opt.Threads = None,
@@ -57,5 +62,17 @@ def complete_wavelet(
 
     from dpsynth.released.completion import complete_wavelet as library_complete
 
-    result(library_complete(verified, count, coarse=coarse, out=out), json)
-    opt.say_next(verified)
+    found = library_complete(verified, count, coarse=coarse, out=out)
+    result(found, json)
+    _say_next(verified, Path(found["samples"]))
+
+
+def _say_next(verified: "VerifiedPlan", folder: Path) -> None:
+    """The plan's own samples are a step of the run; others are measured by their name."""
+    released = verified.run.released
+    if folder == released / "samples":
+        opt.say_next(verified)
+        return
+    name = folder.name.removeprefix("samples-")
+    which = ("--model", name) if folder.parent == released else ("--samples", folder)
+    note(f"next: {typed('dpsynth', 'evaluate', verified.run.root, *which)}")

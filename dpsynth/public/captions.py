@@ -2,17 +2,19 @@
 
 import csv
 import io
+import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpsynth.artifacts.rooms import in_curators_room
 from dpsynth.errors import DataError, MissingError, PlanError
 from dpsynth.planning.caption_fits import TEXT
 from dpsynth.planning.caption_rules import CaptionRule, caption_text, condition_captions
 from dpsynth.planning.captions import FreeCaptions
-from dpsynth.planning.schema import Plan, SourceHeldOut
-from dpsynth.planning.source_kinds import FolderSource, IdxSource, NpzSource, Source
+from dpsynth.planning.schema import Plan
+from dpsynth.public.private_places import meets_private
 from dpsynth.readers.metadata import NAMES, metadata_name, parse_metadata
 from dpsynth.readers.records import UnreadableSourceError
 from dpsynth.readers.tree import READ_ERRORS, TooLargeError, open_tree
@@ -77,26 +79,63 @@ def labelled_captions(plan: Plan, path: Path) -> list[Drawn]:
     return found
 
 
+def require_drawable(plan: Plan) -> None:
+    """Refuse captions to draw images for that `sample` would refuse, before anything is spent.
+
+    Raises PlanError, MissingError or DataError, see `labelled_captions` and `class_of`.
+    """
+    if isinstance(plan.private.captions, FreeCaptions) and plan.sampling.captions is not None:
+        for one in labelled_captions(plan, plan.sampling.captions):
+            class_of(one, plan.private.classes)
+
+
+def class_of(drawn: Drawn, classes: list[str]) -> int:
+    """The class of its label; else the one whose name stands in the caption as whole words.
+
+    Raises DataError where neither tells one class.
+    """
+    if drawn.label in classes:
+        return classes.index(drawn.label)
+    if drawn.label:
+        raise DataError(
+            f"sampling.captions: {drawn.text[:100]!r} has the label {drawn.label[:60]!r}, which is "
+            "no declared class",
+            hint="write names of private.classes in the column `label`, or leave the column out",
+        )
+    named = [
+        place
+        for place, name in enumerate(classes)
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", drawn.text, re.IGNORECASE)
+    ]
+    if len(named) != 1:
+        raise DataError(
+            f"sampling.captions: {drawn.text!r} names {len(named)} of the declared classes",
+            hint="write captions that name one class each, or a CSV file with columns text and "
+            "label: samples are labelled by it",
+        )
+    return named[0]
+
+
 def require_public(plan: Plan, path: Path) -> None:
-    """Refuse a file of captions that is, or lies inside, what the plan declares private.
+    """Refuse captions of the private source, or of a curator's room.
 
     Looks at names and at the files' identities; opens none.
 
     Raises:
-        PlanError: it does.
+        PlanError: the file or folder is one, holds one or lies in one.
     """
-    held_out = plan.private.held_out
-    sources = [plan.private.source]
-    sources += [held_out.source] if isinstance(held_out, SourceHeldOut) else []
-    resolved = path.resolve()
-    for private in (where for source in sources for where in _places(source)):
-        inside = resolved.is_relative_to(private.resolve())
-        if inside or any(_same(above, private) for above in (resolved, *resolved.parents)):
-            raise PlanError(
-                "sampling.captions lies in the private source: images are drawn for public "
-                "captions alone",
-                hint="name a text file of captions that anyone may read",
-            )
+    hint = "name a text file of captions that anyone may read"
+    if meets_private(plan, path):
+        raise PlanError(
+            "sampling.captions lies in the private source, or around it: images are drawn for "
+            "public captions alone",
+            hint=hint,
+        )
+    if in_curators_room(path):
+        raise PlanError(
+            "sampling.captions lies in a curator's room, of which nothing may be released",
+            hint=hint,
+        )
 
 
 def _lines(path: Path) -> list[Drawn]:
@@ -191,22 +230,6 @@ def _decoded(path: Path, content: bytes, hint: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise _no_list(path, "is not UTF-8", hint) from None
-
-
-def _places(source: Source) -> Iterator[Path]:
-    match source:
-        case FolderSource() | NpzSource():
-            yield source.path
-        case IdxSource():
-            yield from (source.images, source.labels)
-
-
-def _same(one: Path, other: Path) -> bool:
-    """Whether both names are of one file or folder, by links of any kind too."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
 
 
 def _no_list(path: Path, why: str, hint: str = _LINES) -> DataError:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpsynth.planning.schema import Plan, SourceHeldOut
 from dpsynth.planning.source_kinds import FolderSource, IdxSource, NpzSource, Source
+from dpsynth.readers.metadata import NAMES
 
 
 def private_places(plan: Plan) -> list[Path]:
@@ -19,13 +20,18 @@ def private_places(plan: Plan) -> list[Path]:
 
 
 def meets_private(plan: Plan, path: Path) -> bool:
-    """Whether a private place is this path, lies above it, or below; by links of any kind too."""
+    """Whether a private place is this path, lies above it, or below; by links of any kind too.
+
+    Of a private folder its metadata file, which holds captions, is known under any other name.
+    """
     resolved = path.resolve()
     for place in private_places(plan):
         private = place.resolve()
         if resolved.is_relative_to(private) or private.is_relative_to(resolved):
             return True
         if any(_same(above, private) for above in (resolved, *resolved.parents)):
+            return True
+        if any(_same(resolved, private / name) for name in NAMES):
             return True
     return False
 

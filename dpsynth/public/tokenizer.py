@@ -110,7 +110,7 @@ def _descent(
     learners, weights = _learners(tokenizer, training), _weights(tokenizer, training.emphasis)
     rate, steps = training.learning_rate, training.steps
     optimiser = torch.optim.AdamW(tokenizer.parameters(), lr=rate, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, steps, pct_start=_WARM_UP)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, steps, pct_start=_rise(steps))
     curve: list[Point] = []
     for step, batch in enumerate(seen):
         rebuilt: Rebuilt = tokenizer(batch, learners)
@@ -127,6 +127,14 @@ def _descent(
     for learner in learners:
         learner.settle()
     return curve
+
+
+def _rise(steps: int) -> float:
+    """The share of `steps` in which the rate rises, a tenth; more where that is a single step.
+
+    Torch's cycle divides by the last step of the rise, which is then step 0.
+    """
+    return 2 / steps if round(_WARM_UP * steps, 6) == 1 else _WARM_UP
 
 
 def report(tokenizer: Tokenizer, images: NDArray[np.uint8]) -> dict[str, Any]:

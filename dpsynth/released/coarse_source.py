@@ -3,6 +3,7 @@
 The source is the user's to name, and never what a plan declares private, nor a curator's room.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.artifacts.files import sha256_bytes, sha256_file
-from dpsynth.artifacts.nonprivate import is_stamped
-from dpsynth.artifacts.rooms import CURATOR, LOCK_NAME, MANIFEST_NAME
+from dpsynth.artifacts.nonprivate import KEY, is_stamped, reference_stamps
+from dpsynth.artifacts.rooms import LOCK_NAME, MANIFEST_NAME, in_curators_room
 from dpsynth.artifacts.sample_parts import unfinished_origin
 from dpsynth.artifacts.sample_rows import from_csv, read_png
 from dpsynth.artifacts.samples import content_digest, read_summary, summary_path
@@ -21,17 +22,25 @@ from dpsynth.artifacts.token_file import NAME as TOKENS
 from dpsynth.artifacts.token_file import Ids, load_tokens
 from dpsynth.console import counted
 from dpsynth.errors import DataError, MissingError, UsageError, typed
-from dpsynth.planning.caption_rules import PUBLIC
+from dpsynth.planning.caption_rules import MOST_CAPTION, PUBLIC
 from dpsynth.planning.source_kinds import FolderSource
+from dpsynth.planning.sources import plan_file
 from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.planning.yaml_plan import load_plan
 from dpsynth.public.private_places import meets_private
 from dpsynth.readers import BadRecord, Record, UnreadableSourceError, open_source
 from dpsynth.readers.class_names import classes_of
 from dpsynth.readers.tree import open_tree
 
+GIVEN = "dpsynth-coarse"
+"""Stamp of images that were completed from coarse ones for which no run vouches."""
 MOST_BYTES = 1 << 32
 """Largest foreign source, in bytes of its decoded images."""
 HINT = "give a run, or an image folder or zip: metadata.csv beside pictures, or class subfolders"
+
+_WARNINGS = ("dpsynth-unsafe", "dpsynth-demo", GIVEN)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_LONGEST = 1000  # characters of a stamp
 
 Images = NDArray[np.uint8]
 
@@ -75,6 +84,8 @@ def read_coarse(verified: VerifiedPlan, given: Path | None) -> Coarse:
     require_open(verified, path)
     hint = typed("dpsynth", "sample", verified.run.root)
     if not path.exists():
+        if given is not None and path == given:
+            raise MissingError(f"{given} is not there", hint=HINT)
         raise MissingError(f"there are no coarse samples at {path}", hint=hint)
     metadata = path / "metadata.csv"
     if unfinished_origin(path) is not None and not metadata.is_file():
@@ -93,14 +104,14 @@ def read_coarse(verified: VerifiedPlan, given: Path | None) -> Coarse:
 
 def require_open(verified: VerifiedPlan, path: Path, what: str = "--coarse") -> None:
     """Refuse (UsageError) a place that holds, or lies in, private records or a curator's room."""
-    if meets_private(verified.plan, path):
+    # Records that lie elsewhere by now (`--private`) may lie where the plan says, too.
+    plans = (verified.plan, load_plan(plan_file(verified.run)))
+    if any(meets_private(plan, path) for plan in plans):
         raise UsageError(
             f"{what} meets the private source: completion opens and writes nothing there",
             hint="name another folder",
         )
-    resolved = path.resolve()
-    rooms = [at for at in (resolved, *resolved.parents) if at.name == CURATOR]
-    if any((room.parent / LOCK_NAME).is_file() for room in rooms):
+    if in_curators_room(path):
         raise UsageError(
             f"{what} lies in a curator's room, whose content is never handed out",
             hint="name another folder",
@@ -119,14 +130,13 @@ def _folder_of(given: Path) -> Path:
 def _samples(path: Path, hint: str) -> Coarse:
     """A folder that a sampler wrote: images are opened when they are asked for."""
     summary = read_summary(path)
+    _require_plain(path)
     digest = content_digest(path)
     if summary is None and summary_path(path).is_file():
         raise DataError(f"{path} was changed since it was drawn, or is not whole", hint=hint)
     if summary is not None and summary.get("content_sha256", digest) != digest:
         raise DataError(f"images of {path} were changed since they were drawn", hint=hint)
-    rows = from_csv(path / "metadata.csv")
-    if not rows:
-        raise DataError(f"{path} lists no image", hint=hint)
+    rows = _rows(path, hint)
     names = [row["file_name"] for row in rows]
     classes = tuple(dict.fromkeys(row["label"] for row in rows))
     places = {name: place for place, name in enumerate(classes)}
@@ -136,7 +146,7 @@ def _samples(path: Path, hint: str) -> Coarse:
         return np.stack([read_png(path, name, _shape(first)) for name in names[start:stop]])
 
     ids, tokenizer = _tokens(path, len(rows))
-    told = summary or {}
+    origin, stamp = _told(summary or {}, path)
     return Coarse(
         path,
         digest,
@@ -146,9 +156,51 @@ def _samples(path: Path, hint: str) -> Coarse:
         images,
         ids,
         tokenizer,
-        dict(told.get("origin", {})),
-        dict(told.get("stamp", {})),
+        origin,
+        stamp,
     )
+
+
+def _rows(path: Path, hint: str) -> list[dict[str, str]]:
+    """The rows of a folder's table, whose texts are captions and names as readers let them pass."""
+    rows = from_csv(path / "metadata.csv")
+    if not rows:
+        raise DataError(f"{path} lists no image", hint=hint)
+    for number, row in enumerate(rows, start=1):
+        for key in ("label", "text"):
+            if len(row[key]) > MOST_CAPTION or _CONTROL.search(row[key]):
+                raise DataError(
+                    f"{path}: the {key} of image {number} is longer than {MOST_CAPTION} "
+                    "characters, or has control characters",
+                    hint="mend or remove it",
+                )
+    return rows
+
+
+def _require_plain(path: Path) -> None:
+    """Refuse (DataError) a table or tokens that are links: they may lead to what is private."""
+    for name in ("metadata.csv", TOKENS):
+        if (path / name).is_symlink():
+            raise DataError(f"{name} in {path} is a symlink", hint="put the file itself there")
+
+
+def _told(summary: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Origin and stamp of a summary, which may be anybody's. Warnings of a stamp are carried over.
+
+    Raises DataError for what no sampler writes, and UsageError for a curator's stamp.
+    """
+    origin, stamp = summary.get("origin", {}), summary.get("stamp", {})
+    if not isinstance(origin, dict) or not isinstance(stamp, dict):
+        raise DataError(f"{path.name}.json holds no origin or stamp that a sampler writes")
+    if KEY in stamp or stamp.get("dpsynth") == reference_stamps("nonprivate")["dpsynth"]:
+        raise UsageError(
+            f"{path} holds curator-only images, which are completed by no release",
+            hint="dpsynth complete-wavelet RUN",
+        )
+    known = {key: stamp[key] for key in _WARNINGS if key in stamp}
+    if not all(isinstance(text, str) and len(text) <= _LONGEST for text in known.values()):
+        raise DataError(f"{path.name}.json holds a stamp that no sampler writes")
+    return origin, known
 
 
 def _tokens(path: Path, count: int) -> tuple[Ids | None, str]:

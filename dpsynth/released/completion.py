@@ -15,14 +15,14 @@ from torch import Tensor
 from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.sample_rows import Images
 from dpsynth.artifacts.samples import SamplesWriter, read_samples
-from dpsynth.artifacts.sheet import rows_by_class, side_by_side
+from dpsynth.artifacts.sheet import side_by_side
 from dpsynth.artifacts.token_file import NAME as TOKENS
 from dpsynth.console import counted, note, progress
 from dpsynth.errors import DataError, UsageError, typed
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public.tokens import TokenSpace, load_token_space
 from dpsynth.released.card import stamps
-from dpsynth.released.coarse_source import Coarse, read_coarse
+from dpsynth.released.coarse_source import GIVEN, Coarse, read_coarse
 from dpsynth.released.completion_place import Place, own_name, place_of, require_free
 from dpsynth.released.handout import hand_out
 from dpsynth.released.sampling import fresh_generator, is_kept
@@ -37,6 +37,9 @@ PORT = "complete-wavelet"
 SHARD = 125
 COLUMNS = 8
 """Images of a class on the contact sheet, coarse and full each."""
+_COLOURS = {1: "grey", 3: "colour (RGB)"}
+_ROWS = 20  # classes shown there
+_TITLE = 40  # characters of a class's name there: names of another source may have any length
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +94,10 @@ def complete_wavelet(
     found = read_coarse(verified, None if coarse is None else Path(coarse))
     count = len(found) if count is None else count
     if not 1 <= count <= len(found):
+        drawn = typed("dpsynth", "sample", run.root, "-n", count)
         raise UsageError(
             f"{count} images were asked for, and there are {len(found)} coarse ones",
-            hint=typed("dpsynth", "sample", run.root, "-n", count) if count > 0 else "-n 1000",
+            hint=drawn if count > 0 and coarse is None else f"-n {len(found)}",
         )
     job = _Job(verified, load_token_space(run, plan), found, count)
     _require_size(job)
@@ -165,7 +169,9 @@ def _require_size(job: _Job) -> None:
         raise DataError(
             f"the coarse images are {said}; expected {one}, the plan's images, or {other}, their "
             "coarse band",
-            hint="resize them, or name the run whose plan has their size",
+            hint="resize them, or name the run whose plan has their size"
+            if found[2] == full[2]
+            else f"convert them to {_COLOURS.get(full[2], f'{full[2]} channels')}",
         )
     if job.by_tokens and job.coarse.ids is not None:
         ids = job.coarse.ids[: job.count]
@@ -181,7 +187,7 @@ def _write(job: _Job, place: Place, origin: dict[str, Any]) -> None:
     without = texts.count("")
     if without:
         note(f"{counted(without, 'image')} without a caption or a label: drawn for the empty one")
-    stamp = {**coarse.stamp, **stamps(job.verified.lock)}
+    stamp = stamp_of(job)
     source, text = fresh_generator(), job.space.text_of(texts)  # before anything is written
     writer = SamplesWriter(place.folder, coarse.classes, origin=origin, stamp=stamp)
     with progress("completing", job.count, completed=writer.written) as bar:
@@ -223,23 +229,21 @@ def _sheet(job: _Job, place: Place) -> None:
     """The contact sheet: of each class, coarse images beside the full ones that they became."""
     coarse, shape = job.coarse, job.space.tokenizer.wavelet.shape
     images, labels = read_samples(place.folder, coarse.classes, shape, most=COLUMNS)
-    first = [np.flatnonzero(coarse.labels[: job.count] == y)[:COLUMNS] for y in _order(labels)]
-    before = {
-        y: np.concatenate([coarse.images(int(i), int(i) + 1) for i in places])
-        for y, places in zip(_order(labels), first, strict=True)
-    }
-    rows = [
-        (name, [_enlarged(before[y], shape), part])
-        for y, (name, part) in enumerate(rows_by_class(images, labels, coarse.classes, COLUMNS))
-        if len(part)
-    ]
-    stamp = {**coarse.stamp, **stamps(job.verified.lock)}
+    rows = []
+    for y in np.unique(labels)[:_ROWS].tolist():  # classes of which there are images
+        places = np.flatnonzero(coarse.labels[: job.count] == y)[:COLUMNS]
+        before = np.concatenate([coarse.images(int(i), int(i) + 1) for i in places])
+        full = images[labels == y][:COLUMNS]
+        rows.append((coarse.classes[y][:_TITLE], [_enlarged(before, shape), full]))
     title = f"{job.verified.plan.name}: coarse, and completed by the public transformer"
-    side_by_side(rows, ["coarse", "completed"], place.sheet, title, stamp)
+    side_by_side(rows, ["coarse", "completed"], place.sheet, title, stamp_of(job))
 
 
-def _order(labels: np.ndarray[Any, Any]) -> list[int]:
-    return [int(y) for y in np.unique(labels)]
+def stamp_of(job: _Job) -> dict[str, str]:
+    """Text fields of images and sheet: the run's, warnings of the coarse ones, and who vouches."""
+    own = own_name(job.verified.run, job.coarse) is not None
+    given = {} if own else {GIVEN: "completed from coarse images that no run vouches for"}
+    return {**job.coarse.stamp, **given, **stamps(job.verified.lock)}
 
 
 def _enlarged(images: Images, shape: tuple[int, int, int]) -> Images:

@@ -204,6 +204,10 @@ def test_images_of_another_size_are_refused(run, tmp_path):
     with pytest.raises(DataError, match=r"16x16x1; expected 8x8x1, .* or 4x4x1"):
         complete_wavelet(run, coarse=str(source), out=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+    colour = coarse_folder(tmp_path / "colour", random_images(6, 8).reshape(2, 8, 8, 3))
+    with pytest.raises(DataError, match="8x8x3; expected 8x8x1") as refused:
+        complete_wavelet(run, coarse=str(colour), out=str(tmp_path / "out"))
+    assert refused.value.hint == "convert them to grey"
 
 
 def test_places_that_are_none_are_refused(run, tmp_path):
@@ -219,10 +223,20 @@ def test_places_that_are_none_are_refused(run, tmp_path):
     assert not room.exists()
 
 
-def test_more_images_than_there_are_coarse_ones_are_refused(run):
+def test_more_images_than_there_are_coarse_ones_are_refused(run, tmp_path):
     with pytest.raises(UsageError, match=r"21 .* 20") as refused:
         complete_wavelet(run, 21)
     assert refused.value.hint.endswith("-n 21")
+    source = coarse_folder(tmp_path / "given", random_images(2, 8))
+    with pytest.raises(UsageError, match=r"3 .* 2") as refused:
+        complete_wavelet(run, 3, coarse=str(source))
+    assert refused.value.hint == "-n 2"
+
+
+def test_a_source_that_is_not_there_is_told_by_its_name(run, tmp_path):
+    with pytest.raises(MissingError, match="nowhere is not there") as refused:
+        complete_wavelet(run, coarse=str(tmp_path / "nowhere"))
+    assert "image folder" in refused.value.hint
 
 
 def test_a_half_written_coarse_folder_is_refused(run, tmp_path):

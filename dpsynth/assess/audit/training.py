@@ -19,7 +19,7 @@ from dpsynth.assess.audit.worlds import Control, Mask, WhiteBox
 from dpsynth.errors import PlanError, typed
 from dpsynth.models.trainable import train_only
 from dpsynth.planning.allocation import trains_from
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.engine import PerExampleClipper
 from dpsynth.private.flow_task import codes_in

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpsynth.assess.audit.controls import clip_bound
 from dpsynth.assess.audit.worlds import Array, Control, Mask
 from dpsynth.errors import UsageError
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.private.engine import DEFAULT, ClippedSum, EngineSettings, PerExampleClipper
 from dpsynth.private.steps import PrivateCodes, flow_losses
 from dpsynth.private.training_state import TrainingState

@@ -24,7 +24,8 @@ from dpsynth.models.trainable import train_only
 from dpsynth.models.velocity import build_for, describe
 from dpsynth.planning.allocation import horizon_of
 from dpsynth.planning.captions import FreeCaptions
-from dpsynth.planning.schema import Plan, Train
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.training import Train
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.flow_task import FlowTask
 from dpsynth.private.steps import Workload
@@ -63,7 +64,7 @@ def nonprivate_pictures(
     estimated, and goes on from them as it says.
 
     Raises:
-        PlanError: the plan reads no private records for its images.
+        PlanError: the plan reads no private records for its images, or has votes or an embedding.
         MissingError: an earlier public step has not run.
         DataError: the records were never charged for, and do not fit the plan.
     """
@@ -72,6 +73,11 @@ def nonprivate_pictures(
         model = _trained(verified, place, recipe)
         return _finished(
             verified, _flow(_described(model, plan, asked), plan, asked, _released_start(verified))
+        )
+    if plan.stages.votes is not None or plan.stages.embedding is not None:
+        raise PlanError(
+            "votes and mean embeddings have no reference without privacy yet",
+            hint="dpsynth reference RUN --kind pretrained",
         )
     if plan.stages.moments is None:
         raise PlanError(
@@ -97,7 +103,8 @@ def uses_training(plan: Plan) -> bool:
 def start_weights(verified: VerifiedPlan) -> str:
     """Which weights training starts from: the run's own start, or the prior while it isn't there.
 
-    Of a plan that distils, the distilled model is a released one: it may come later.
+    Of a plan that distils, the distilled model is a released one: it may come later. So may the
+    warm one of a plan with central images.
     """
     path = start_path(verified.run, verified.lock)
     return path.name if path.is_file() else PRIOR
@@ -124,7 +131,8 @@ def _task(verified: VerifiedPlan, settings: Train) -> FlowTask:
     plan, run = verified.plan, verified.run
     if start_path(run, verified.lock).is_file():
         return FlowTask.load(run, plan, verified.lock)
-    note("there is no distilled model yet: training starts from the public prior")
+    what = "distilled model" if plan.stages.central is None else "warm start"
+    note(f"there is no {what} yet: training starts from the public prior")
     model = prior_of(run, plan)
     train_only(model, settings.parameters)
     work = Workload(settings, plan.private.capacity, plan.private.conditions, 0.0)

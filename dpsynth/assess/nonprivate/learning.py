@@ -24,7 +24,7 @@ from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
 from dpsynth.models.wavelet.adapt import merge
 from dpsynth.models.wavelet.autoregressive import Autoregressive
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.encoding import private_stream
 from dpsynth.private.engine import Losses

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from dpsynth.artifacts.files import canonical_json, sha256_bytes, sha256_file
+from dpsynth.artifacts.files import canonical_json, owner_only, sha256_bytes, sha256_file
 from dpsynth.artifacts.nonprivate import TEXTS, Kind, reference_stamps
 from dpsynth.artifacts.samples import SamplesWriter, read_samples
 from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
+from dpsynth.artifacts.trained import WARM
 from dpsynth.assess.nonprivate import flows, tokens
 from dpsynth.assess.nonprivate.flows import (
     Pictures,
@@ -20,7 +21,7 @@ from dpsynth.assess.nonprivate.flows import (
     start_weights,
     uses_training,
 )
-from dpsynth.assess.nonprivate.room import Place, is_kept, owner_only, put_in_place
+from dpsynth.assess.nonprivate.room import Place, is_kept, put_in_place
 from dpsynth.console import counted, note, progress
 from dpsynth.errors import UsageError
 from dpsynth.planning.verify import VerifiedPlan
@@ -91,7 +92,7 @@ def _recipe(verified: VerifiedPlan, kind: Kind) -> str:
         parts += [fingerprint(verified), verified.lock.unsafe_seed]
         if uses_training(plan):
             name = start_weights(verified)
-            room = run.released if name == "distilled.safetensors" else run.public
+            room = run.released if name in {"distilled.safetensors", WARM} else run.public
             parts += [name, sha256_file(room / name)]
     return sha256_bytes(canonical_json(parts))
 

@@ -1,9 +1,6 @@
 """Where a reference lies in the curator's room, its model, and who may open it."""
 
-import contextlib
-import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,16 +66,6 @@ class Place:
 
     def _beside(self, ending: str) -> Path:
         return self.run.curator / f"reference-{self.kind}{ending}"
-
-
-@contextlib.contextmanager
-def owner_only() -> Iterator[None]:
-    """Files and folders that are made inside the block are for their owner alone."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def save_model(model: nn.Module, place: Place, recipe: str) -> None:

@@ -127,7 +127,7 @@ def stepper(case: Case, ranks: Any) -> tuple[Callable[[], object], int]:
     from dpsynth.artifacts.lock import Slot
     from dpsynth.models.seeding import generator, seeded_initialisation
     from dpsynth.models.velocity import build_velocity
-    from dpsynth.planning.schema import Train
+    from dpsynth.planning.training import Train
     from dpsynth.planning.velocity import Velocity
     from dpsynth.private.engine import PerExampleClipper
     from dpsynth.private.noise import NoiseSource

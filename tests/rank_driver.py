@@ -35,7 +35,7 @@ from dpsynth.distributed.joining import joined
 from dpsynth.errors import BudgetError, DataError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import PerExampleClipper
 from dpsynth.private.lattice import RunningSums

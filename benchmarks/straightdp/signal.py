@@ -38,7 +38,8 @@ from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.allocation import LATEST
 from dpsynth.planning.calibrated import calibrate, composition_delta
-from dpsynth.planning.schema import Distillation, Plan
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.training import Distillation
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import PerExampleClipper
 from dpsynth.private.steps import flow_losses

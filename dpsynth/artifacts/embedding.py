@@ -136,7 +136,7 @@ def load_embedding(path: Path) -> ReleasedEmbedding:
         MissingError: nothing was released yet.
         UsageError: the file is damaged, of another format, or not a released one.
     """
-    arrays, metadata = load_release(path, FORMAT)
+    arrays, metadata = load_release(path, FORMAT, by="release-embedding")
     try:
         stds = {name: float(metadata[name]) for name in _STDS}
         counts, sums = (arrays[name] for name in _ARRAYS)
@@ -149,10 +149,11 @@ def load_embedding(path: Path) -> ReleasedEmbedding:
     return found
 
 
-def save_recipe(path: Path, recipe: MapRecipe) -> None:
-    """Write `public/feature-map.safetensors`, atomically."""
+def save_recipe(path: Path, recipe: MapRecipe, made_by: str = "") -> None:
+    """Write `public/feature-map.safetensors`, atomically; `made_by`: the recipe of its stage."""
     recipe.check()
     metadata = {"format": MAP_FORMAT, "room": "public", **recipe.to_metadata()}
+    metadata |= {"recipe": made_by} if made_by else {}
     # A safetensors file holds one array or more.
     arrays = recipe.to_arrays() or {"none": np.zeros(1)}
     save_tensors(path, arrays, metadata)

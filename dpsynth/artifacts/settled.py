@@ -11,6 +11,7 @@ from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.lock import Lock
 from dpsynth.artifacts.rooms import TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.transcript import Line, parse_transcript
+from dpsynth.artifacts.votes import MOST_ROUNDS, population_name
 from dpsynth.errors import BudgetError, MissingError, ReplayError, typed
 
 MODEL = "model.safetensors"
@@ -20,12 +21,17 @@ checkpoints in the curator's room, so that no line names its hash."""
 DERIVED = (
     "mixture.safetensors",
     "distilled.safetensors",
+    "generator.safetensors",
+    "warm.safetensors",
+    *(population_name(number) for number in range(MOST_ROUNDS + 1)),
     "public/geometry.safetensors",
     "public/within.safetensors",
     "public/projection.safetensors",
     "public/features.safetensors",
     "public/tokenizer.safetensors",
     "public/transformer.safetensors",
+    "public/feature-map.safetensors",
+    "public/vote-features.safetensors",
     "coarse/tokens.safetensors",
 )
 """Arrays of a hand-out that are made without a look at private records, by their path in it."""
@@ -61,6 +67,9 @@ def made_files(released: Path) -> list[Path]:
             "cross-moments*.safetensors",
             "cells*.safetensors",
             "confusion*.safetensors",
+            "embedding*.safetensors",
+            "votes*.safetensors",
+            "central*.safetensors",
             MODEL,
         )
         for path in sorted(released.glob(pattern))
@@ -121,14 +130,16 @@ def require_grown(run: RunDir) -> None:
     A file that is charged and not settled passes: a crash may have come between the two, and the
     release's spare overwrites it.
 
-    Raises BudgetError unless it begins with its handed-out copy, is there where arrays are, and
-    charged every file that a look at private records makes, with the hash that it settled.
+    Raises BudgetError unless it begins with its handed-out copy, is there where arrays are (but for
+    a public generator's first population, which comes before every charge), and charged every file
+    that a look at private records makes, with the hash that it settled.
     """
     # The transcript last: it may grow meanwhile, and is ahead of whatever it charges.
     made, copy = made_files(run.released), run.released / TRANSCRIPT_NAME
     handed = copy.read_bytes() if copy.is_file() else b""
     known = run.transcript.read_bytes() if run.transcript.is_file() else b""
-    if not known.startswith(handed) or (not known and any(run.released.glob("*.safetensors"))):
+    arrays = {path.name for path in run.released.glob("*.safetensors")} - {population_name(0)}
+    if not known.startswith(handed) or (not known and arrays):
         raise _rolled_back("released/ holds what an earlier transcript of this run charged")
     paid = settled_files(parse_transcript(known).lines) if made else {}
     for path in made:
@@ -172,7 +183,14 @@ def require_calibration(run: RunDir) -> None:
 
 def _maker(name: str) -> str:
     """The command that makes a round's file."""
-    return "release-evaluation" if name.startswith("confusion") else "release-moments"
+    makers = {
+        "confusion": "release-evaluation",
+        "embedding": "release-embedding",
+        "votes": "evolve",
+        "central": "release-central",
+    }
+    found = (by for start, by in makers.items() if name.startswith(start))
+    return next(found, "release-moments")
 
 
 def require_settled(run: RunDir, names: Iterable[str]) -> None:

@@ -19,6 +19,8 @@ from dpsynth.errors import MissingError, ReplayError, UsageError, typed
 CHECKPOINT = "dpsynth-checkpoint-1"
 AVERAGE = "average/"
 TRANSFORMER = "transformer.safetensors"
+WARM = "warm.safetensors"
+"""Start weights that learned the central images (`released.warm`)."""
 LORA = "lora"
 """Checkpoints of LoRA factors say what their product is scaled by."""
 # What `models.velocity` says of a flow, and `models.wavelet` of a transformer over tokens; the rest
@@ -32,15 +34,27 @@ def checkpoint_path(run: RunDir, slot: Slot) -> Path:
 
 
 def start_path(run: RunDir, lock: Lock) -> Path:
-    """The weights that private training starts from: distilled where the plan distils.
+    """The weights that private training starts from: warm ones where the plan has central images.
 
-    On tokens it is the public transformer.
+    Of a plan without: distilled where it distils. On tokens it is the public transformer.
     """
     if on_tokens(lock):
         return run.public / TRANSFORMER
+    if has_central(lock):
+        return run.released / WARM
+    return cold_path(run, lock)
+
+
+def cold_path(run: RunDir, lock: Lock) -> Path:
+    """The velocity model that a warm start begins with; training itself, where there is none."""
     if lock.facts["distillation"] is not None:
         return run.released / "distilled.safetensors"
     return run.public / "prior.safetensors"
+
+
+def has_central(lock: Lock) -> bool:
+    """Whether the plan releases central images."""
+    return lock.facts["stages"].get("central") is not None
 
 
 def on_tokens(lock: Lock) -> bool:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from dpsynth.artifacts.tensors import load_release, save_tensors
 from dpsynth.errors import UsageError
 
+MOST_ROUNDS = 64
+"""Vote rounds that a plan may have."""
 VOTES, POPULATION = "dpsynth-votes-1", "dpsynth-population-1"
 _HASH = re.compile("[0-9a-f]{64}")
 _MEMBERS = (np.dtype(np.float32), np.dtype(np.uint8))

@@ -12,12 +12,16 @@ from dpsynth.commands import _options as opt
 from dpsynth.commands.audit import audit
 from dpsynth.commands.check import check
 from dpsynth.commands.close import close
+from dpsynth.commands.compare import compare
 from dpsynth.commands.complete_wavelet import complete_wavelet
 from dpsynth.commands.evaluate import evaluate
+from dpsynth.commands.evolve import evolve
 from dpsynth.commands.guide import guide
 from dpsynth.commands.plan import plan
 from dpsynth.commands.pretrain import pretrain
 from dpsynth.commands.reference import reference
+from dpsynth.commands.release_central import release_central
+from dpsynth.commands.release_embedding import release_embedding
 from dpsynth.commands.release_evaluation import release_evaluation
 from dpsynth.commands.release_moments import release_moments
 from dpsynth.commands.replay import replay
@@ -96,6 +100,9 @@ for _panel, _name, _function in (
     (opt.PLAN, "status", status),
     (opt.PUBLIC, "pretrain", pretrain),
     (opt.SPENDS, "release-moments", release_moments),
+    (opt.SPENDS, "release-embedding", release_embedding),
+    (opt.SPENDS, "evolve", evolve),
+    (opt.SPENDS, "release-central", release_central),
     (opt.SPENDS, "train", train),
     (opt.SPENDS, "release-evaluation", release_evaluation),
     (opt.POST, "sample", sample),
@@ -106,6 +113,7 @@ for _panel, _name, _function in (
     (opt.LOOKS, "check", check),
     (opt.LOOKS, "evaluate", evaluate),
     (opt.LOOKS, "reference", reference),
+    (opt.LOOKS, "compare", compare),
     (opt.LOOKS, "audit", audit),
     (opt.LOOKS, "report", report),
 ):

@@ -68,12 +68,22 @@ def _steps(engine: "Engine") -> Iterator[tuple[str, Work]]:
 
     yield "allocate", allocate
 
+    from dpsynth.private.central_stage import release_central_images
     from dpsynth.private.dpsgd import train
+    from dpsynth.private.embedded import spend_embedding
     from dpsynth.private.moments import release_moments
+    from dpsynth.private.voting import evolve
     from dpsynth.released.distill import distill
+    from dpsynth.released.generating import fit
+    from dpsynth.released.warm import warm_start
 
     yield "release-moments", release_moments
+    yield "release-embedding", spend_embedding
+    yield "fit", fit
+    yield "evolve", evolve
     yield "distil", distill
+    yield "release-central", release_central_images
+    yield "warm-up", warm_start
     yield "train", lambda verified: train(verified, engine=engine())
     yield "close", _close
 

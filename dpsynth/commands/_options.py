@@ -138,9 +138,15 @@ ExactSums = Annotated[
 # Read by `readers.parallel`, which a command may not import.
 WORKERS = "DPSYNTH_WORKERS"
 # What `torchrun ... -m dpsynth` may carry out in several processes.
-SHARED = ("pretrain", "release-moments", "train", "sample", "guide")
+SHARED = (
+    "pretrain", "release-moments", "release-embedding", "evolve", "release-central", "train",
+    "sample", "guide",
+)  # fmt: skip
 # What charges the budget; cut off, every other command leaves nothing spent behind.
-CHARGES = ("run", "release-moments", "train", "release-evaluation")
+CHARGES = (
+    "run", "release-moments", "release-embedding", "evolve", "release-central", "train",
+    "release-evaluation", "compare",
+)  # fmt: skip
 
 
 def use_threads(threads: int | None) -> None:

@@ -35,4 +35,6 @@ def _found(facts: dict[str, Any]) -> str:
     """What a calibration says, in a few words."""
     if "radius" in facts:
         return f"radius {facts['radius']:.4g}, tau {facts['tau']:.3g}"
+    if "feature_map" in facts:
+        return f"{facts['feature_map']['kind']} features, {facts['dim']:,} of an image"
     return f"{sum(facts['tokens']['counts'])} tokens, {facts['tokens']['private']} of them private"

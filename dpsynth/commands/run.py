@@ -27,6 +27,9 @@ def run(
 ) -> None:
     """Plan, check, pretrain, release, train, sample, evaluate and replay; skips what is done.
 
+    A plan with spectral tokens has its coarse samples completed before they are evaluated. Stopped,
+    it goes on where it was.
+
     Example: dpsynth run plans/digits.yaml
     """
     opt.use_threads(threads)

@@ -17,8 +17,9 @@ def sample(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="model, distilled, prior, field or release; plain: the plan's own without "
-            "its augmentation. Default: the plan's own (with plain beside it if it augments).",
+            help="model, distilled, prior, field, release, population or generator; plain: the "
+            "plan's own without its augmentation. Default: the plan's own (with plain beside it "
+            "if it augments).",
         ),
     ] = None,
     threads: opt.Threads = None,

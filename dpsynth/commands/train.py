@@ -1,4 +1,4 @@
-"""`dpsynth train`: distil the release, then spend the plan's train stage."""
+"""`dpsynth train`: distil or fit to the release, then spend the plan's train stage."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ def train(
 ) -> None:
     """Distil the released moments into the flow, then train it with DP-SGD, as the plan says.
 
+    Of a plan that releases an embedding it fits the generator, and spends nothing. Of one that
+    released central images it learns them first, and DP-SGD starts there.
+
     Interrupted, it goes on after the last settled chunk of steps.
 
     Example: dpsynth train runs/digits
@@ -48,6 +51,11 @@ def train(
 def _prepared(verified: "VerifiedPlan") -> dict[str, Any]:
     """What one process does before the steps: distil, and see that the records were checked."""
     plan, found = verified.plan, dict[str, Any]()
+    if plan.stages.embedding is not None:
+        from dpsynth.released.generating import fit
+
+        found["generator"] = fit(verified)
+        return found
     if plan.distillation is None and plan.stages.train is None:
         raise UsageError(
             "the plan has nothing to train: it samples from the release alone",
@@ -57,6 +65,10 @@ def _prepared(verified: "VerifiedPlan") -> dict[str, Any]:
         from dpsynth.released.distill import distill
 
         found["distilled"] = distill(verified)
+    if plan.stages.central is not None:
+        from dpsynth.released.warm import warm_start
+
+        found["warm_up"] = warm_start(verified)
     if plan.stages.train is not None:
         from dpsynth.assess.check import ensure_checked
 

@@ -20,19 +20,33 @@ Shape = tuple[int, int, int]
 class ImageGenerator(nn.Module):
     """Fully connected layers with ReLU and a sigmoid at the end.
 
+    Batch normalisation before each ReLU (`norm`), as in DP-MERF's own code, takes several times the
+    learning rate that the plain layers bear.
+
     Args:
         shape: H, W, C of an image.
         classes: declared number of classes Y; 1 for images without labels.
         latent: numbers of noise L that an image is made of.
         hidden: widths of the hidden layers.
+        norm: whether these have batch normalisation.
     """
 
-    def __init__(self, shape: Shape, classes: int, latent: int, hidden: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        latent: int,
+        hidden: tuple[int, ...],
+        *,
+        norm: bool = False,
+    ) -> None:
         super().__init__()
         self.shape, self.classes, self.latent, self.hidden = shape, classes, latent, hidden
+        self.norm = norm
         layers: list[nn.Module] = []
         for size, following in pairwise((latent + classes, *hidden)):
-            layers += [nn.Linear(size, following), nn.ReLU()]
+            layers.append(nn.Linear(size, following))
+            layers += [nn.BatchNorm1d(following), nn.ReLU()] if norm else [nn.ReLU()]
         self.body = nn.Sequential(*layers, nn.Linear(hidden[-1], math.prod(shape)))
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
@@ -44,11 +58,17 @@ class ImageGenerator(nn.Module):
 
 
 def new_generator(
-    shape: Shape, classes: int, latent: int, hidden: tuple[int, ...], seed: int
+    shape: Shape,
+    classes: int,
+    latent: int,
+    hidden: tuple[int, ...],
+    seed: int,
+    *,
+    norm: bool = False,
 ) -> ImageGenerator:
     """A generator with initial weights that follow from `seed`."""
     with seeded_initialisation(seed):
-        return ImageGenerator(shape, classes, latent, hidden)
+        return ImageGenerator(shape, classes, latent, hidden, norm=norm)
 
 
 def save_generator(path: Path, model: ImageGenerator, **made_of: str) -> None:
@@ -58,6 +78,7 @@ def save_generator(path: Path, model: ImageGenerator, **made_of: str) -> None:
         "classes": model.classes,
         "latent": model.latent,
         "hidden": list(model.hidden),
+        "norm": model.norm,
     }
     arrays = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     metadata = {"format": FORMAT, "room": "released", "generator": json.dumps(facts), **made_of}
@@ -77,7 +98,11 @@ def load_generator(path: Path) -> tuple[ImageGenerator, dict[str, str]]:
         height, width, channels = (int(side) for side in facts["shape"])
         hidden = tuple(int(size) for size in facts["hidden"])
         model = ImageGenerator(
-            (height, width, channels), int(facts["classes"]), int(facts["latent"]), hidden
+            (height, width, channels),
+            int(facts["classes"]),
+            int(facts["latent"]),
+            hidden,
+            norm=bool(facts["norm"]),
         )
         model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     except (KeyError, ValueError, TypeError, RuntimeError) as error:

@@ -20,7 +20,7 @@ from dpsynth.errors import UsageError
 from dpsynth.planning.section import Section
 
 if TYPE_CHECKING:
-    from dpsynth.planning.schema import Distillation, Train
+    from dpsynth.planning.training import Distillation, Train
 
 SHAPES = (0.0, 0.25, 0.5, 0.75, 1.0)
 Shape = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

@@ -18,7 +18,8 @@ from dpsynth.console import progress
 from dpsynth.errors import BudgetError, DpsynthError, PlanError
 from dpsynth.planning.allocation import Profile, clips_of, profile_in, utility
 from dpsynth.planning.calibrated import Calibrated, calibrate, recalibrate
-from dpsynth.planning.schema import Plan, Train
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.training import Train
 from dpsynth.planning.workload import noise_std
 
 SMALLEST_CLIP = 1e-12

@@ -46,6 +46,7 @@ _EXAMPLES = {
     "unit": "record` or `unit: {column: patient, most: 8}",
     "column": "patient",
     "most": "8",
+    "patches": "[2, 2, 4]",
 }
 
 
@@ -83,15 +84,21 @@ def explain(error: ValidationError, root: yaml.Node, source: Source) -> PlanErro
     for problem in error.errors(include_url=False):
         line, path = _place(problem, root)
         found.setdefault((line, path), []).append(problem)
-    # A misspelt key explains a missing one, so it comes first.
-    (line, path), problems = min(
-        found.items(), key=lambda item: (item[1][0]["type"] != "extra_forbidden", item[0])
-    )
+    # A misspelt key or an unknown kind explains a missing one, so it comes first.
+    (line, path), problems = min(found.items(), key=lambda item: (_rank(item[1][0]), item[0]))
     text, hint = _words(path, problems)
     others = sorted({at + 1 for at, _ in found if at != line})
     if others:
         text += f" (also look at line {', '.join(map(str, others))})"
     return source.error(line, text, hint=hint)
+
+
+def _rank(problem: Any) -> int:
+    """Which of several problems is told: the smallest."""
+    if problem["type"] == "extra_forbidden":
+        return 0
+    unknown_kind = problem["type"] == "literal_error" and problem["loc"][-1] in ("kind", "by")
+    return 1 if unknown_kind else 2
 
 
 def _words(path: str, problems: Sequence[Any]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dpsynth.planning.section import PositiveFloat, PositiveInt, Section
+from dpsynth.planning.section import PositiveFloat, PositiveInt, Rate, Section
 
 Kind = Literal["fourier", "hermite", "tangent"]
 MOST_NUMBERS = 2**24
@@ -38,8 +38,10 @@ class GeneratorFit(Section):
     """Post-processing: the network that is fitted to the released embedding.
 
     `width`, `depth`: of the hidden layers; `latent`: numbers of noise an image is made of; `batch`:
-    images a step, shared evenly by the classes; `spread`: weight of the pairs of generated images
-    that keeps them apart, 1 for the plain squared distance.
+    images a step, shared evenly by the classes; `norm`: batch normalisation in the hidden layers;
+    `share`: of the features that a step looks at, drawn anew for each (Fourier features alone);
+    `spread`: weight of the pairs of generated images that keeps them apart, 1 for the plain squared
+    distance.
     """
 
     width: PositiveInt = 512
@@ -47,7 +49,9 @@ class GeneratorFit(Section):
     latent: PositiveInt = 16
     steps: PositiveInt = 6_000
     batch: Annotated[int, Field(ge=4)] = 200
-    learning_rate: PositiveFloat = 1e-3
+    learning_rate: PositiveFloat = 1e-2
+    norm: bool = True
+    share: Rate = 0.2
     spread: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.9
 
 

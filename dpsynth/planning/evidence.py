@@ -6,6 +6,7 @@ Everything here is checked for being unaltered; `replay` then checks what it amo
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.lock import Lock, read_lock
@@ -22,6 +23,12 @@ from dpsynth.artifacts.settled import (
 from dpsynth.artifacts.transcript import Line, Transcript, read_transcript
 from dpsynth.errors import MissingError, ReplayError, UsageError
 from dpsynth.planning.candidates import is_allocated
+
+_NAMED = (
+    "geometry", "within", "projection", "features", "feature-map", "vote-features", "tokenizer",
+    "transformer",
+)  # fmt: skip
+"""Public files that a calibration may name: NAME.safetensors by its key NAME_sha256."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ def gather(target: Path, *, head: str | None, partial: bool) -> Evidence:
     """Read a transcript file, a run folder or a hand-out folder, and check each file alone.
 
     Raises MissingError when `target` is not there, ReplayError when anything was altered.
+    UsageError for a zip.
     """
     if not target.exists():
         raise MissingError(f"{target} does not exist", hint="dpsynth replay RUN")
@@ -54,6 +62,11 @@ def gather(target: Path, *, head: str | None, partial: bool) -> Evidence:
             f"{target} holds no {TRANSCRIPT_NAME}: nothing was spent, it is no run folder, or a "
             "released/ that was not handed out yet",
             hint="dpsynth sample RUN makes released/ whole; dpsynth replay RUN looks at the run",
+        )
+    if is_zipfile(target):
+        raise UsageError(
+            f"{target} is a zip, and replay reads a folder",
+            hint="unpack it, then dpsynth replay FOLDER",
         )
     folder = target if target.is_dir() else target.parent
     path = folder / TRANSCRIPT_NAME if target.is_dir() else target
@@ -251,7 +264,7 @@ def _check_named(calibration: Path) -> None:
         facts = read_json(calibration)
     except UsageError as error:
         raise ReplayError(error.message) from error
-    for key in ("geometry", "within", "projection", "features", "tokenizer", "transformer"):
+    for key in _NAMED:
         path, wanted = calibration.parent / f"{key}.safetensors", facts.get(f"{key}_sha256")
         if wanted is not None and path.is_file() and sha256_file(path) != wanted:
             raise ReplayError(

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dpsynth.accounting.queries import VoteHistogram
+from dpsynth.artifacts.votes import MOST_ROUNDS
 from dpsynth.planning.section import PositiveFloat, PositiveInt, Section, misfit
-
-MOST_ROUNDS = 64
 
 Time = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 

@@ -193,7 +193,8 @@ def _replayed(evidence: Evidence) -> RunReplay:
         _check_rounds(evidence.lock, evidence.lines)
     _same_sources(opened, lines)
     charges = read_charges(lines)
-    if slack < slack_of([charge.statistic for charge in charges], budget["epsilon"]):
+    drawn = ((charge.statistic, charge.steps) for charge in charges)
+    if slack < slack_of(drawn, budget["epsilon"]):
         raise ReplayError("the transcript's delta_slack does not pay for its discrete noise")
     _check_unit(budget, charges)
     bounds = _spent(charges, evidence.lock, budget["epsilon"], budget["delta"] - slack)

@@ -21,13 +21,15 @@ class Jitter(Section):
 class Sampling(Section):
     """How images are drawn: from the released Gaussians, the flow's Euler sampler, or tokens.
 
+    `generator`: by the one fitted to an embedding; `population`: members of the last vote round.
+
     `sharpen`: gain of an unsharp mask; `public` takes the one that gives decoded draws of public
     classes the gradient energy of their images. `augment`: also moves each image a little;
     samples without it are always drawn and measured beside. `temperature`, `top_k`: of tokens,
     public ones too. `captions`: public ones, for plans whose captions are free.
     """
 
-    method: Literal["release", "flow", "guide", "tokens"] = "release"
+    method: Literal["release", "flow", "guide", "tokens", "generator", "population"] = "release"
     start: Literal["plateau"] | Fraction = later("plateau")
     captions: PathField | None = later(None)
     count: PositiveInt = 10_000

@@ -8,26 +8,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dpsynth.planning.allocation import Allocation
 from dpsynth.planning.caption_fits import require_captions
 from dpsynth.planning.captions import Captions, Template
+from dpsynth.planning.central import Central
 from dpsynth.planning.code_space import require_code, with_code
+from dpsynth.planning.embedding import Embedding
+from dpsynth.planning.evolution import Evolution
 from dpsynth.planning.facts import with_paths, without_paths
-from dpsynth.planning.optimizer import Adam, LowRank, Optimizer, Schedule
-from dpsynth.planning.release import EvaluationRelease, Moments
+from dpsynth.planning.methods import Method, require_method, with_method
 from dpsynth.planning.sampling import Sampling
 from dpsynth.planning.section import (
     Fraction,
     PositiveFloat,
     PositiveInt,
-    Rate,
     Section,
     later,
     misfit,
 )
 from dpsynth.planning.source_kinds import Source
+from dpsynth.planning.stages import Stages
 from dpsynth.planning.token_fits import require_token_plan, with_token_numbers
 from dpsynth.planning.tokens import Tokens
+from dpsynth.planning.training import Distillation, Prior
 from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_named, require_units
 from dpsynth.planning.velocity import Velocity
 from dpsynth.planning.wavelets import Canvas, Levels, require_wavelet
@@ -174,104 +176,6 @@ class Representation(Section):
         return self
 
 
-class Train(Section):
-    """DP-SGD on the rectified flow over declared time buckets on [tau, 1] (section 3.2).
-
-    Each step draws a Poisson batch at `rate`; `chunk` steps are charged at a time. `optimizer` and
-    `schedule` say how the weights move along the noisy gradient (docs/training.md). On tokens the
-    loss is their cross entropy: there are no times, so no buckets, and `multiplicity` counts the
-    images of a unit that a step sees. `parameters`: which weights move, `attention` (and the
-    reading of captions) as in DP-LDM, `lora` factors beside those of attention and MLPs.
-    """
-
-    weight: PositiveFloat = 1.0
-    rate: Rate
-    steps: PositiveInt
-    chunk: PositiveInt = 100
-    multiplicity: PositiveInt = 4
-    clip: PositiveFloat = 1.0
-    buckets: PositiveInt = 4
-    learning_rate: PositiveFloat = 1e-3
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    label_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    optimizer: Optimizer = later(Adam())
-    schedule: Schedule = later(Schedule())
-    allocation: Allocation | None = later(None)
-    parameters: Literal["all", "last", "attention", "lora"] = later("all")
-    lora: LowRank = later(LowRank())
-
-    @model_validator(mode="after")
-    def _chunks_hold_every_bucket(self) -> "Train":
-        """A charge says how many steps it has, and so which clips: every chunk begins anew."""
-        if self.allocation is not None and self.chunk % self.buckets and self.chunk < self.steps:
-            raise misfit(
-                f"stages.train.allocation needs chunks of whole rounds of its time buckets: chunk "
-                f"is {self.chunk}, and buckets is {self.buckets}",
-                "chunk",
-                "buckets",
-                "allocation",
-                hint=f"write `chunk: {self.buckets * max(1, self.chunk // self.buckets)}`",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _factors_are_used(self) -> "Train":
-        if "lora" in self.model_fields_set and self.parameters != "lora":
-            raise misfit(
-                f"lora: only for `parameters: lora`, and parameters is {self.parameters}",
-                "lora",
-                hint="write `parameters: lora`, or leave `lora` out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _warmup_ends(self) -> "Train":
-        if self.schedule.warmup >= self.steps:
-            raise misfit(
-                f"schedule.warmup: {self.schedule.warmup} must end before the last step, and "
-                f"steps is {self.steps}",
-                "schedule.warmup",
-            )
-        return self
-
-
-class Stages(Section):
-    """What spends budget. An absent stage is inactive."""
-
-    moments: Moments | None = None
-    train: Train | None = None
-    evaluation: EvaluationRelease | None = later(None)
-
-    @model_validator(mode="after")
-    def _some_stage(self) -> "Stages":
-        if self.moments is None and self.train is None:
-            raise ValueError("declare at least one stage: moments, train")
-        return self
-
-
-class Prior(Section):
-    """Public pretraining of the velocity model (class-conditional rectified flow)."""
-
-    steps: PositiveInt = 1_000
-    batch: PositiveInt = 256
-    learning_rate: PositiveFloat = 1e-3
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    label_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-
-
-class Distillation(Section):
-    """Post-processing: teach the prior the released analytic field for t up to the horizon.
-
-    `horizon: knee` takes tau of the public cosine-knee calibration, capped by `cap`.
-    """
-
-    steps: PositiveInt = 3_000
-    batch: PositiveInt = 256
-    learning_rate: PositiveFloat = 1e-3
-    horizon: Literal["knee"] | Rate = "knee"
-    cap: Rate = 1.0
-
-
 class Evaluation(Section):
     """The fixed evaluation protocol: a LeNet probe, last epoch, trained on synthetic only."""
 
@@ -280,7 +184,12 @@ class Evaluation(Section):
 
 
 class Plan(Section):
-    """A whole plan. `facts()` is what is hashed, locked and handed out."""
+    """A whole plan. `facts()` is what is hashed, locked and handed out.
+
+    `method`: the one line that changes the method (`planning.methods`). `embedding`, `evolution`
+    and `central` are where its settings are written; a plan that was read has them under `stages`
+    alone, where its method takes them.
+    """
 
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -288,6 +197,10 @@ class Plan(Section):
     private: Private
     public: Annotated[list[Source], Field(min_length=1)]
     representation: Representation
+    method: Method | None = later(None)
+    embedding: Embedding | None = later(None)
+    evolution: Evolution | None = later(None)
+    central: Central | None = later(None)
     stages: Stages
     split: Literal["noise", "epsilon"] = "noise"
     velocity: Velocity = Velocity()
@@ -300,8 +213,13 @@ class Plan(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _code_left_out(cls, values: Any) -> Any:
-        return with_token_numbers(with_code(values))
+    def _left_out(cls, values: Any) -> Any:
+        return with_token_numbers(with_code(with_method(values)))
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> "Plan":
+        require_method(self)
+        return self
 
     @model_validator(mode="after")
     def _tokens_fit(self) -> "Plan":
@@ -370,6 +288,11 @@ class Plan(Section):
             if self.stages.evaluation is not None:
                 require_named(self.private.held_out.by)
         return self
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether records are seen as codes: an embedding is of their pixels, and needs none."""
+        return self.stages.embedding is None
 
     @property
     def learns_tokens(self) -> bool:

@@ -53,6 +53,7 @@ stages:
   #                             sampling: `dpsynth release-evaluation`
 
 # distillation: {steps: 3000}   # teach the public flow the released moments
+# method: merf                  # another method, by this one line: docs/methods.md
 
 sampling:
   method: release               # flow: draw by the flow model

@@ -12,10 +12,19 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_summary
 from dpsynth.artifacts.settled import MODEL, require_grown
 from dpsynth.artifacts.spending import SpendState, read_state
+from dpsynth.artifacts.trained import WARM
+from dpsynth.artifacts.votes import population_name
 from dpsynth.errors import DpsynthError, UsageError, typed
 from dpsynth.planning.candidates import is_allocated
 from dpsynth.planning.sources import plan_file
 
+_RELEASES = {
+    "moments": "release-moments",
+    "embedding": "release-embedding",
+    "votes": "evolve",
+    "central": "release-central",
+}
+"""Stages that release something the later steps rest on, and the command of each."""
 COARSE = "coarse"
 """Folder of `released/` with the samples that `complete-wavelet` has yet to complete."""
 
@@ -63,7 +72,8 @@ class Status:
         settled, charged, closed = self.state.settled, self.state.charged, self.state.closed
         return any(
             all((closed or slot.id in charged) and slot.id not in settled for slot in group)
-            for group in self.lock.releases("moments").values()
+            for stage in _RELEASES
+            for group in self.lock.releases(stage).values()
         )
 
     def step(self, name: str) -> Step | None:
@@ -111,14 +121,10 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
     yield Step("pretrain", "pretrain", run.calibration.is_file())
     if lock.allocation is not None:
         yield Step("allocate", "plan", spent_any or is_allocated(run, lock))
-    if facts["stages"]["moments"] is not None:
-        yield Step("release-moments", "release-moments", _released(lock, state))
-    if facts["distillation"] is not None:
-        done = (run.released / "distilled.safetensors").is_file()
-        yield Step("distil", "train", done)
+    yield from _releases(run, lock, state)
     if facts["stages"]["train"] is not None:
         yield Step("train", "train", state.closed or _trained(run, lock, state))
-    elif spent_any and not state.closed and lock.last_stage == "moments":
+    elif spent_any and not state.closed and lock.last_stage in _RELEASES:
         yield Step("close", "close", False)  # a crash came between the release and its close
     folders = _sample_folders(run, facts)
     sampled = all(read_summary(folder) is not None for folder in folders.values())
@@ -137,6 +143,28 @@ def _steps(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
         if over and not state.closed:
             yield Step("close", "close", False)  # a crash forfeited the release, or its close
     yield Step("evaluate", "evaluate", sampled and _evaluated(run, folders))
+
+
+def _releases(run: RunDir, lock: Lock, state: SpendState) -> Iterator[Step]:
+    """The releases of the plan's stages, each with what is made of it before any training."""
+    facts = lock.facts
+    for stage, command in _RELEASES.items():
+        if facts["stages"].get(stage) is not None:
+            done = _released(lock, state, stage)
+            yield Step(command, command, done and (stage != "votes" or _evolved(run, lock)))
+    if facts["distillation"] is not None:
+        done = (run.released / "distilled.safetensors").is_file()
+        yield Step("distil", "train", done)
+    if facts["stages"].get("embedding") is not None:
+        yield Step("fit", "train", (run.released / "generator.safetensors").is_file())
+    if facts["stages"].get("central") is not None:
+        yield Step("warm-up", "train", state.closed or (run.released / WARM).is_file())
+
+
+def _evolved(run: RunDir, lock: Lock) -> bool:
+    """Whether the last population is there: samples are of it."""
+    rounds = lock.facts["stages"]["votes"]["rounds"]
+    return (run.released / population_name(rounds)).is_file()
 
 
 def _plan_again(run: RunDir) -> str:

@@ -1,6 +1,7 @@
 """The table by mechanism that `dpsynth plan` and `dpsynth run` show."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dpsynth.accounting.statistics import (
@@ -13,6 +14,7 @@ from dpsynth.accounting.statistics import (
 from dpsynth.artifacts.lock import Lock
 from dpsynth.console import table
 from dpsynth.planning.facts import with_paths
+from dpsynth.planning.method_notes import method_notes
 from dpsynth.planning.tokens import Tokens
 from dpsynth.planning.units import unit_words
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 CANDIDATES = ("beta", "clip by time bucket", "noise / clip", "epsilon", "utility", "")
+_MANY = 4
+"""Rounds of the same noise that the table shows as one row; vote rounds are up to 64."""
 COLUMNS = ("mechanism", "executions", "noise multiplier", "rate", "epsilon alone", "share")
 
 
@@ -34,7 +38,7 @@ def rows(lock: Lock) -> Iterator[tuple[Any, ...]]:
             f"{row['epsilon_alone']:.4f}",
             f"{row['share']:.3f}",
         )
-        for one in rounds(lock, stage):
+        for one in _folded(rounds(lock, stage)):
             noise, share = f"{one['noise_multiplier']:.5g}", f"({one['share']:.3f})"
             yield f"  {one['release']}", one["executions"], noise, None, "", share
     yield "composed", "", "", "", f"{lock.epsilon:.4f}", ""
@@ -63,6 +67,18 @@ def rounds(lock: Lock, stage: str) -> list[dict[str, Any]]:
         }
         for name, group in groups.items()
     ]
+
+
+def _folded(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rounds that follow one another with the same noise as one row, where there are many."""
+    runs = [list(run) for _, run in groupby(found, key=lambda one: one["noise_multiplier"])]
+    for run in runs:
+        if len(run) < _MANY:
+            yield from run
+            continue
+        name = f"{run[0]['release']} to {run[-1]['release']}"
+        sums = {key: sum(one[key] for one in run) for key in ("executions", "share")}
+        yield {**run[0], "release": name, **sums}
 
 
 def candidates(lock: Lock) -> Iterator[tuple[Any, ...]]:
@@ -156,6 +172,7 @@ def _footnotes(lock: Lock, where: str) -> Iterator[str]:
                 f"evaluation: {matrix.classes} x {matrix.classes} cells, each +- {cell} held-out "
                 f"records of noise, their number +- {total}"
             )
+    yield from method_notes(lock)
     yield from _tokens(lock.facts)
     yield (
         f"delta {budget['delta']:g} (of it {lock.delta_slack:.2g} for discrete noise), "

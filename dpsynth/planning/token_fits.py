@@ -7,7 +7,8 @@ from dpsynth.planning.section import Section, misfit
 from dpsynth.planning.tokens import Tokens, require_tokens
 
 if TYPE_CHECKING:
-    from dpsynth.planning.schema import Plan, Train
+    from dpsynth.planning.schema import Plan
+    from dpsynth.planning.training import Train
 
 KIND = "tokens"
 """Representation and sampling method of plans whose training learns tokens."""
@@ -50,6 +51,12 @@ def require_token_plan(plan: "Plan") -> None:
         _require_no_tokens(plan, learned)
     else:
         require_tokens(tokens, plan.private.image.height, plan.private.image.width)
+    if tokens is not None and plan.prior.steps == 0:
+        raise misfit(
+            "prior.steps: 0 leaves the transformer of tokens untaught, and public images teach it",
+            "prior.steps",
+            hint="write `steps: 500` or more, or leave it out",
+        )
     if learned:
         _require_learned(plan)
         return

@@ -145,10 +145,10 @@ class Tokens(Section):
         patches = self.tokenizer.patches
         if patches is not None and len(patches) != self.levels + 1:
             raise misfit(
-                f"tokenizer.patches has {len(patches)} sides, and levels: {self.levels} leave "
-                f"{self.levels + 1} scales",
+                f"tokenizer.patches lists {len(patches)}, and levels: {self.levels} takes "
+                f"{self.levels + 1}: a side for each scale",
                 "tokenizer.patches",
-                hint=f"write {self.levels + 1} sides, coarse to fine, or leave `patches` out",
+                hint="write a side for each scale, coarse to fine, or leave `patches` out",
             )
         return self
 

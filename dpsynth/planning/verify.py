@@ -18,7 +18,7 @@ from dpsynth.artifacts.spending import SpendState, calibration_hash, read_state
 from dpsynth.errors import BudgetError, MissingError, PlanError, UsageError, typed
 from dpsynth.planning import sources
 from dpsynth.planning.allocation import Profile, profile_in
-from dpsynth.planning.calibrated import Calibrated, calibrate, composition_delta, stage_events
+from dpsynth.planning.calibrated import Calibrated, calibrate, composition_delta
 from dpsynth.planning.candidates import Choice, choose, is_allocated, waiting
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.workload import active_weights, follows, slots
@@ -234,13 +234,13 @@ def _by_stage(plan: Plan, made: Calibrated, delta: float) -> dict[str, Any]:
     weights = active_weights(plan)
     rows: dict[str, Any] = {}
     for stage, multiplier in made.multipliers.items():
-        events = stage_events(plan, {stage: multiplier}, made.clips)
-        bounds = made.bounds if len(made.multipliers) == 1 else epsilon(events, delta)
-        train = plan.stages.train if stage == "train" else None
+        own = slots(plan, {stage: multiplier}, made.clips)
+        single = len(made.multipliers) == 1
+        bounds = made.bounds if single else epsilon([slot.event() for slot in own], delta)
         rows[stage] = {
-            "executions": train.steps if train else len(events),
+            "executions": sum(slot.steps or 1 for slot in own),
             "noise_multiplier": multiplier,
-            "rate": train.rate if train else None,
+            "rate": own[0].rate,
             "epsilon_alone": bounds.pessimistic,
             "share": weights[stage],
         }

@@ -29,9 +29,11 @@ from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.errors import PlanError
 from dpsynth.planning.allocation import held_clips
 from dpsynth.planning.captions import CaptionRelease, Template
+from dpsynth.planning.method_slots import Draft, method_draws, method_slots
 from dpsynth.planning.release import Blocks, Cells, EvaluationRelease, Moments
 from dpsynth.planning.rounds import FIRST, LAST, Rounds, rounds_of
-from dpsynth.planning.schema import Plan, Train
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.training import Train
 
 GRID_SCALE = 2.0**30
 CROSS = "cross-moments"
@@ -46,8 +48,7 @@ def active_weights(plan: Plan) -> dict[str, float]:
 
     The paper's 0.2 and 0.65 become 0.235 and 0.765 (StraightDP, Table 9).
     """
-    stages = plan.stages
-    declared = {"moments": stages.moments, "train": stages.train, "evaluation": stages.evaluation}
+    declared = {name: getattr(plan.stages, name) for name in type(plan.stages).model_fields}
     given = {name: stage.weight for name, stage in declared.items() if stage is not None}
     largest = max(given.values())  # first, so that huge weights do not overflow
     total = sum(weight / largest for weight in given.values())
@@ -160,6 +161,7 @@ def slots(
     """
     made = [
         *_moment_slots(plan, multipliers),
+        *method_slots(plan, multipliers),
         *_train_slots(plan, multipliers, clips),
         *_evaluation_slots(plan, multipliers),
     ]
@@ -171,10 +173,7 @@ def slots(
     )  # fmt: skip
 
 
-_Draft = tuple[str, str, Statistic, float, float | None, int | None, bool]
-
-
-def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
+def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[Draft]:
     moments = plan.stages.moments
     if moments is None or "moments" not in multipliers:
         return
@@ -188,7 +187,7 @@ def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Dra
 
 def _train_slots(
     plan: Plan, multipliers: Mapping[str, float], clips: tuple[float, ...] | None
-) -> Iterator[_Draft]:
+) -> Iterator[Draft]:
     train = plan.stages.train
     if train is None or "train" not in multipliers:
         return
@@ -205,7 +204,7 @@ def matrix_statistic(plan: Plan, evaluation: EvaluationRelease) -> ConfusionMatr
     return ConfusionMatrix(cell=a, total=b, classes=len(plan.private.classes))
 
 
-def _evaluation_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[_Draft]:
+def _evaluation_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[Draft]:
     """The confusion matrix and its spares: the last slots of all, for it needs the samples."""
     evaluation = plan.stages.evaluation
     if evaluation is None or "evaluation" not in multipliers:
@@ -302,13 +301,18 @@ def delta_slack(plan: Plan) -> float:
         statistics += found * (1 + moments.spares)
     if evaluation is not None:
         statistics += [matrix_statistic(plan, evaluation)] * (1 + evaluation.spares)
-    return slack_of(statistics, plan.budget.epsilon)
+    drawn = [*((statistic, None) for statistic in statistics), *method_draws(plan)]
+    return slack_of(drawn, plan.budget.epsilon)
 
 
-def slack_of(statistics: Iterable[Statistic], epsilon: float) -> float:
-    """Share of delta that pays for one discrete release of each of `statistics`."""
-    drawn = sum(coordinates(statistic) for statistic in statistics)
-    return discrete.delta_slack(drawn, GRID_SCALE, epsilon) if drawn else 0.0
+def slack_of(drawn: Iterable[tuple[Statistic, int | None]], epsilon: float) -> float:
+    """Share of delta that pays for the discrete noise of these releases.
+
+    `drawn`: the statistic of each release and its steps, each of which draws noise of its own;
+    None for a release without steps.
+    """
+    numbers = sum(coordinates(statistic) * (steps or 1) for statistic, steps in drawn)
+    return discrete.delta_slack(numbers, GRID_SCALE, epsilon) if numbers else 0.0
 
 
 def coordinates(statistic: Statistic) -> int:

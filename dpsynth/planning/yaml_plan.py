@@ -66,6 +66,16 @@ def parse_plan(text: str, file: str = "plan.yaml") -> Plan:
         raise complaints.explain(error, root, source) from None
 
 
+def plan_values(path: Path) -> dict[str, Any]:
+    """The plain values of a plan file as they are written, to make another plan of.
+
+    Raises PlanError where it is no such YAML; what the values mean is not asked.
+    """
+    text = _read(path)
+    source = complaints.Source(str(path), tuple(text.splitlines()))
+    return dict(_Reader(source).value(_compose(text, source)))
+
+
 def plan_hash(plan: Plan) -> str:
     """SHA-256 of the plan's facts as canonical JSON: no path, comment or key order enters."""
     return lock.plan_hash(plan.facts())

@@ -1,4 +1,4 @@
-"""From images to whole numbers: quantised codes of a representation, or ids of private tokens."""
+"""From images to whole numbers: quantised codes or features, or ids of private tokens."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpsynth.models.embeddings.space import FeatureMap
 from dpsynth.private.lattice import quantise_rows
 from dpsynth.public.representation import Representation
 
@@ -54,7 +55,7 @@ class TokenCodes:
         return np.asarray(inside.all(axis=1))
 
 
-CodeSpace = Representation | TokenCodes
+CodeSpace = Representation | FeatureMap | TokenCodes
 
 
 class Encoder(AbstractContextManager["Encoder"]):

@@ -34,6 +34,13 @@ from dpsynth.released.scores import read_scores
 from dpsynth.vault import PrivacyUnits, Record, open_private
 from dpsynth.vault.checked import require_checked
 
+_EARLIER = (
+    ("moments", "release-moments"),
+    ("embedding", "release-embedding"),
+    ("votes", "evolve"),
+    ("central", "release-central"),
+    ("train", "train"),
+)
 _UNITS = 1024  # units of several images that are clipped at once
 
 
@@ -106,7 +113,7 @@ def _require_turn(spender: Spender, run: RunDir, lock: Lock) -> None:
             "the run is closed: nothing more can be charged",
             hint="plan a new run; the ledger adds both budgets",
         )
-    for stage, command in (("moments", "release-moments"), ("train", "train")):
+    for stage, command in _EARLIER:
         groups = lock.releases(stage).values()
         left = [
             group

@@ -18,7 +18,7 @@ from dpsynth.artifacts.trained import checkpoint_path
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import BudgetError, MissingError, PlanError
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.verify import VerifiedPlan, require_allocated
 from dpsynth.private.encoding import private_stream
 from dpsynth.private.engine import DEFAULT, GRID, EngineSettings, PerExampleClipper
@@ -102,11 +102,16 @@ def _check_order(spender: Spender, lock: Lock) -> None:
     if spender.state.closed:
         raise BudgetError(
             "this run is closed: nothing more may be spent on training",
-            hint="dpsynth sample RUN   (without a model: dpsynth sample RUN --model release)",
+            hint="dpsynth sample RUN   (without a model: dpsynth sample RUN --model "
+            f"{'release' if lock.stage_slots('moments') else 'prior'})",
         )
-    moments = {slot.id for slot in lock.stage_slots("moments")}
-    if moments and not moments & spender.state.settled and moments - spender.state.charged:
-        raise MissingError("the moments come first", hint="dpsynth release-moments RUN")
+    for stage, said, command in (
+        ("moments", "the moments come first", "release-moments"),
+        ("central", "the central images come first", "release-central"),
+    ):
+        slots = {slot.id for slot in lock.stage_slots(stage)}
+        if slots and not slots & spender.state.settled and slots - spender.state.charged:
+            raise MissingError(said, hint=f"dpsynth {command} RUN")
 
 
 @dataclass

@@ -42,12 +42,7 @@ def release_embedding(
     Raises:
         PlanError: the slot's statistic is no embedding release, or of another size.
     """
-    statistic = statistic_of(slot)
-    if statistic.dim != recipe.dim:
-        raise PlanError(
-            f"slot {slot.name} declares {statistic.dim} features, and the map has {recipe.dim}",
-            hint="plan the run again",
-        )
+    require_dim(slot, recipe)
     blocks = blocks_of([slot], RADIUS)  # refused before any record is read
     return add_noise(total_sums(embedding_sums(chunks, slot), ranks), blocks, recipe, noise)
 
@@ -80,6 +75,16 @@ def add_noise(
         sum_std=blocks.sums.real_std,
         recipe=recipe,
     )
+
+
+def require_dim(slot: Slot, recipe: MapRecipe) -> None:
+    """Refuse a slot of another statistic, or of another size than the map's. Raises PlanError."""
+    statistic = statistic_of(slot)
+    if statistic.dim != recipe.dim:
+        raise PlanError(
+            f"slot {slot.name} declares {statistic.dim} features, and the map has {recipe.dim}",
+            hint="plan the run again",
+        )
 
 
 def statistic_of(slot: Slot) -> EmbeddingSums:

@@ -108,20 +108,22 @@ def private_stream(
         representation,
         len(plan.private.classes),
         ranks=ranks,
-        keep=passes > 1 and is_kept(plan),
+        keep=passes > 1 and is_kept(plan, representation.dim),
         captions=caption_rule(plan.private.captions, plan.private.classes),
     )
 
 
-def is_kept(plan: Plan) -> bool:
+def is_kept(plan: Plan, dim: int = 0) -> bool:
     """Whether codes are held between rounds: N x images of a unit x code x 4 bytes fit 2^28.
+
+    `dim`: of the space they are encoded in, where that may be larger than the plan's code.
 
     A rule of declared numbers, never of the records: whether a stage reads them once or in each
     round says nothing of them.
     """
     column = plan.budget.column
     most = 1 if column is None else column.most
-    return 4 * plan.private.capacity * most * plan.representation.code <= MOST_KEPT
+    return 4 * plan.private.capacity * most * max(plan.representation.code, dim) <= MOST_KEPT
 
 
 def encoded(

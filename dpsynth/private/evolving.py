@@ -52,6 +52,7 @@ class SpentVotes:
     ) -> None:
         self._spender, self._lock, self._released = spender, lock, released
         self._radius, self._read, self._several, self._ranks = radius, read, several, ranks
+        self.charged: list[str] = []
 
     def settled(self, number: int) -> ReleasedVotes | None:
         """A round's votes, read back; None while it is not settled.
@@ -88,6 +89,7 @@ class SpentVotes:
         vote_block(slot, ballot, several=self._several)  # refused before it is charged
         noise = NoiseSource.for_run(self._lock, str(slot.id))
         self._spender.charge(slot)
+        self.charged.append(slot.name)
         self._ranks.tell({"charged": slot.id})  # only now: it is on disk
         if self._ranks.world > 1:
             self._ranks.tell_bytes(ballot.to_bytes())  # the same bits for all

@@ -36,7 +36,7 @@ class FlowTask:
 
     @classmethod
     def load(cls, run: RunDir, plan: Plan, lock: Lock) -> "FlowTask":
-        """From the run's start weights: distilled where the plan distils, else the public prior.
+        """From the run's start weights: warm, distilled or the public prior (`start_path`).
 
         Raises:
             PlanError: no train stage, a start of other times than the lock's, or `lora`.
@@ -48,7 +48,9 @@ class FlowTask:
         space = load_representation(run, plan)
         path = start_path(run, lock)
         if not path.exists():
-            step = "pretrain" if plan.distillation is None else "train"  # which distils first
+            # `train` distils, or learns central images, before private steps.
+            public = plan.distillation is None and plan.stages.central is None
+            step = "pretrain" if public else "train"
             raise MissingError(f"{path.name} is missing", hint=f"dpsynth {step} {run.root}")
         model, facts = load_for(path, plan)
         try:

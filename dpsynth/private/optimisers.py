@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpsynth.artifacts.lock import Slot
 from dpsynth.errors import PlanError, UsageError
 from dpsynth.planning.optimizer import Sgd
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MOST_NOISE = 1e18

@@ -64,7 +64,7 @@ def rounds_in(lock: Lock) -> tuple[Round, ...]:
     )
 
 
-class _Hundredths:
+class Hundredths:
     """One unit of a bar, moved by whole hundredths of what is told."""
 
     def __init__(self, bar: Bar) -> None:
@@ -161,7 +161,7 @@ class Session:
             self._spender.charge(slot)
             self.charged.append(slot.name)
         self.ranks.tell({"charged": [slot.id for slot in slots]})  # only now: it is on disk
-        steps = _Hundredths(self.bar)
+        steps = Hundredths(self.bar)
         released = mechanism(slots, self._read().chunks(steps.moved), noise)
         steps.finish()
         reach("mechanism:done")

@@ -20,7 +20,7 @@ from dpsynth.models.flow import drop_labels, interpolate
 from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.allocation import LATEST
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.engine import GRID, ClippedSum, PerExampleClipper
 from dpsynth.private.noise import NoiseSource

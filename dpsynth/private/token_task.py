@@ -23,7 +23,8 @@ from dpsynth.models.wavelet.autoregressive import (
     drop_captions,
     save_transformer,
 )
-from dpsynth.planning.schema import Plan, Train
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.training import Train
 from dpsynth.private.coding import TokenCodes
 from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.noise import NoiseSource

@@ -14,7 +14,7 @@ from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.artifacts.trained import AVERAGE, CHECKPOINT
 from dpsynth.errors import UsageError
 from dpsynth.models.spectral import cap, cap_of, matrices
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.private.optimisers import build_optimiser, learning_rate, state_names
 
 FORMAT = CHECKPOINT

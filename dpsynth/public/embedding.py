@@ -3,6 +3,8 @@
 All of it costs utility when it transfers badly, never privacy: norms are at most 1 for any of it.
 """
 
+from itertools import combinations
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -78,7 +80,8 @@ def median_difference(images: Images, seed: int) -> float:
 def pixel_pairs(images: Images, count: int, seed: int) -> NDArray[np.int64]:
     """Pairs (count, 2) of different places, drawn in proportion to their public variance.
 
-    No pair comes twice, in either order, where there are enough; there may then be fewer.
+    No pair comes twice, in either order. Where too few places vary, others come after them; there
+    are fewer only where the image has no more.
     """
     if count == 0:
         return np.zeros((0, 2), np.int64)
@@ -92,6 +95,10 @@ def pixel_pairs(images: Images, count: int, seed: int) -> NDArray[np.int64]:
         found.update(((first, second), None) for first, second in ordered if first != second)
         if len(found) >= count:
             break
+    for pair in combinations(range(len(spread)), 2):
+        if len(found) >= count:
+            break
+        found[pair] = None
     return np.array(list(found)[:count], np.int64).reshape(-1, 2)
 
 

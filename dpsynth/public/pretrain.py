@@ -6,6 +6,10 @@ cells `within.safetensors` (how public codes spread inside their classes), for p
 `calibration.json`, which names them by hash and whose own hash every charge carries. A stage is
 skipped when its file says that it was made by the same recipe: settings, seed, public content.
 
+A plan that releases mean embeddings has its feature map alone (`public.embedding_stage`).
+
+A plan with votes has the space that records vote in (`public.vote_stage`).
+
 Plans with spectral tokens also have a tokenizer and a transformer (`public.token_stage`); where
 tokens are the representation, these are all there is beside the calibration.
 """
@@ -24,7 +28,9 @@ from dpsynth.artifacts.files import sha256_file, write_json
 from dpsynth.console import Bar, note, progress
 from dpsynth.models.velocity import captions_of, image_of, save_velocity
 from dpsynth.planning.verify import VerifiedPlan
+from dpsynth.public.captions import require_drawable
 from dpsynth.public.copies import altered, augmented, codes_of, show
+from dpsynth.public.embedding_stage import pretrain_map
 from dpsynth.public.feature_stage import feature_files, features_recipe, features_stage
 from dpsynth.public.fit import autoencoder_steps, fit_autoencoder
 from dpsynth.public.geometry import PixelCodec, fit_pca
@@ -68,6 +74,13 @@ from dpsynth.public.spool import in_parts
 from dpsynth.public.token_stage import pretrain_tokens, token_facts, token_recipes, token_stages
 from dpsynth.public.tokenizer import SHEET as TOKENS_SHEET
 from dpsynth.public.tokens import token_files
+from dpsynth.public.vote_stage import (
+    require_votes,
+    vote_facts,
+    vote_files,
+    vote_recipes,
+    vote_stage,
+)
 from dpsynth.public.wavelet import wavelet_codec
 from dpsynth.public.within import WITHIN, save_within, uses_within, within_covariance
 
@@ -77,16 +90,21 @@ SHEET = "reconstructions.png"
 def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
     """Make, or finish making, the public room of a run; return the calibration.
 
-    Opens the plan's public sources alone.
+    Opens the plan's public sources alone, and the captions that images are to be drawn for.
 
     Raises:
-        DataError, MissingError: a public source cannot be read.
+        DataError, MissingError: a public source, or the file of captions, cannot be read.
+        PlanError: the captions are private ones.
         BudgetError: the result would change after a charge.
     """
     put_back(verified.run)
+    require_drawable(verified.plan)
     job = Job(verified.plan, verified.run, read_public(verified.plan))
+    if job.plan.stages.embedding is not None:
+        return pretrain_map(job)
     if job.plan.representation.kind == "tokens":
         return pretrain_tokens(job)
+    require_votes(job)
     if (finished := _finished(job)) is not None:
         note("public room: all there already")
         return finished
@@ -100,6 +118,7 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
     _prior_stage(job, wide, labels.repeat(2), geometry_hash)
     _within_stage(job, features_of(codes, projection), labels, geometry_hash)
     features_stage(job)
+    vote_stage(job)
     if job.plan.tokens is not None:
         token_stages(job)
     facts = _calibration_stage(job, representation, projection, wide, labels)
@@ -232,6 +251,7 @@ def _calibration_stage(
             projection=projection,
         ),
         **token_facts(job),
+        **vote_facts(job, representation),
         "dim": wide.shape[1],
         **hashes,
         "sources": [source.to_json() for source in job.public.sources],
@@ -258,7 +278,9 @@ def _finished(job: Job) -> dict[str, Any] | None:
     plots = [PROFILE_PLOT] if uses_profile(job.plan) else []
     captions, tokens = feature_files(job.plan).values(), token_files(job.plan).values()
     sheets = [TOKENS_SHEET] if tokens else []
+    votes = vote_files(job.plan).values()
     files = (GEOMETRY, PRIOR, TAU_PLOT, SHEET, *within, *basis, *plots, *captions, *tokens, *sheets)
+    files = (*files, *votes)
     if not all((room / name).exists() for name in files):
         return None
     hashes = hashes_of(job)
@@ -269,6 +291,7 @@ def _finished(job: Job) -> dict[str, Any] | None:
     if basis:
         recipes[PROJECTION] = projection_recipe(job, geometry_hash)
     recipes |= {name: features_recipe(job) for name in captions} | token_recipes(job)
+    recipes |= vote_recipes(job)
     made = all(made_by(room / name, recipe) for name, recipe in recipes.items())
     recipe = calibration_recipe(job, *hashes.values())
     return kept_calibration(job.run, recipe) if made else None

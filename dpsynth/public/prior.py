@@ -11,7 +11,8 @@ from dpsynth.models.seeding import batches, generator, seeded_initialisation
 from dpsynth.models.spectral import cap_spectral
 from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import build_velocity, describe
-from dpsynth.planning.schema import ImageShape, Prior
+from dpsynth.planning.schema import ImageShape
+from dpsynth.planning.training import Prior
 from dpsynth.planning.velocity import Velocity
 
 

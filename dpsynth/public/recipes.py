@@ -15,6 +15,7 @@ from dpsynth.public.projection import HASH_KEY, PROJECTION, projection_of
 from dpsynth.public.representation import GEOMETRY
 from dpsynth.public.start import uses_plateau
 from dpsynth.public.tokens import token_files
+from dpsynth.public.vote_stage import vote_files, vote_recipe
 from dpsynth.public.within import WITHIN, uses_within
 
 PRIOR = "prior.safetensors"
@@ -59,7 +60,7 @@ def calibration_recipe(job: Job, *hashes: str) -> str:
     if uses_plateau(job.plan):
         sampling = job.plan.sampling
         later += ["guide", _GUIDED, sampling.steps, sampling.guidance]
-    later += profile_recipe(job.plan)
+    later += profile_recipe(job.plan) + vote_recipe(job.plan)
     return job.recipe("calibration", settings, quantile, *hashes, *later)
 
 
@@ -70,5 +71,5 @@ def hashes_of(job: Job) -> dict[str, str]:
         names[WITHIN_KEY] = WITHIN
     if projection_of(job.plan) is not None:
         names[HASH_KEY] = PROJECTION
-    names |= feature_files(job.plan) | token_files(job.plan)
+    names |= feature_files(job.plan) | token_files(job.plan) | vote_files(job.plan)
     return {key: sha256_file(job.run.public / name) for key, name in names.items()}

@@ -24,7 +24,7 @@ from dpsynth.models.wavelet.autoregressive import (
     token_losses,
 )
 from dpsynth.models.wavelet.causal import Sizes
-from dpsynth.planning.schema import Prior
+from dpsynth.planning.training import Prior
 from dpsynth.public.kept import made_by
 from dpsynth.public.prior import average, endless
 

@@ -85,6 +85,13 @@ def inception_space(network: Inception, images: Images) -> Representation:
     return _widened(_space(network.features, INCEPTION_WIDTH, images.shape[1:]), images)
 
 
+def inception_features(
+    network: Inception, shape: tuple[int, int, int], radius: float
+) -> Representation:
+    """The space of `inception_space` for images of `shape` (H, W, C), its radius known already."""
+    return replace(_space(network.features, INCEPTION_WIDTH, shape), radius=radius)
+
+
 def train_features(
     images: Images, labels: NDArray[np.int64], classes: int, *, steps: int, seed: int
 ) -> LeNet:
@@ -93,10 +100,11 @@ def train_features(
         return train_probe(images, labels, classes, steps=steps, seed=seed)
 
 
-def save_features(path: Path, net: LeNet, radius: float) -> None:
+def save_features(path: Path, net: LeNet, radius: float, recipe: str = "") -> None:
     """Write the public network, and the radius of its space, atomically."""
     arrays = {name: value.contiguous().numpy() for name, value in net.state_dict().items()}
     facts = {"classes": str(net.classes), "channels": str(net.channels), "radius": repr(radius)}
+    facts |= {"recipe": recipe} if recipe else {}
     save_tensors(path, arrays, {**facts, "format": FORMAT, "room": "public"})
 
 

@@ -12,6 +12,7 @@ from dpsynth.accounting.statistics import BucketedGradientSums, sensitivity
 from dpsynth.artifacts.cells import MOST_LLOYD, lloyd_name
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.transcript import Transcript
+from dpsynth.artifacts.votes import MOST_ROUNDS, population_name, votes_name
 from dpsynth.console import counted
 from dpsynth.errors import DataError
 from dpsynth.planning.units import RECORD, UnitColumn, read_unit, unit_words
@@ -30,17 +31,32 @@ FILES = {
         for number in range(1, MOST_LLOYD + 1)
     },
     "cells.safetensors": "noisy counts, sums and second moments by cell inside each class",
+    **{
+        votes_name(number): f"noisy votes for the members of population {number - 1}"
+        for number in range(1, MOST_ROUNDS + 1)
+    },
+    "central.safetensors": "noisy sums of codes by class over random subsets of the records",
+    "embedding.safetensors": "noisy counts, and sums of features, by class",
     "confusion.safetensors": "noisy confusion matrix of a probe on held-out private records",
     "evaluation.json": "accuracy, and recall and precision by class, from that matrix",
     "confusion.png": "that matrix as a picture",
     "mixture.safetensors": "Gaussian mixture of each class, estimated from those moments",
     "distilled.safetensors": "velocity model taught from those moments and public data",
+    population_name(0): "first population of the public generator, of codes",
+    **{
+        population_name(number): f"population that follows from vote round {number}"
+        for number in range(1, MOST_ROUNDS + 1)
+    },
+    "warm.safetensors": "velocity model after the central images, where DP-SGD starts",
+    "generator.safetensors": "network that draws images, fitted to that embedding",
     "model.safetensors": "model after DP-SGD on the private records",
     "public/geometry.safetensors": "public encoder and decoder between images and codes",
     "public/within.safetensors": "how public codes spread inside their classes",
     "public/projection.safetensors": "public basis in which the moments were released",
     "public/features.safetensors": "public features of captions: centre, clip radius",
     "public/tokenizer.safetensors": "public encoder and decoder between images and tokens",
+    "public/vote-features.safetensors": "public network by whose features records vote",
+    "public/feature-map.safetensors": "public recipe of the features that were added up",
     "public/transformer.safetensors": "public model of tokens, which completes the fine detail",
     "coarse/tokens.safetensors": "tokens of the coarse images, from which they are completed",
     "public/calibration.json": "public calibrations: clip radii, tau, start of guidance, tokens",
@@ -281,7 +297,7 @@ def in_words(given: dict[str, Any]) -> str:
 def _adversary(lock: Lock) -> str:
     return _section(
         "What the adversary sees",
-        "Everything in this folder: released moments, models, images, lock, transcript, this card. "
+        "Everything in this folder: releases, models, images, lock, transcript, this card. "
         "The guarantee holds for someone who knows all of it, the code, and every private "
         f"{'record' if lock.budget['unit'] == RECORD else 'unit'} "
         f"but one, with any amount of computing. Intermediate gradients, batches and checkpoints "
@@ -302,6 +318,12 @@ def _outside(lock: Lock) -> str:
         "a person's image may still be drawn about that person.",
         "That noise was really drawn: a transcript can show what was declared, not what was done.",
     ]
+    if (lock.facts["private"].get("captions") or {}).get("public"):
+        items.insert(
+            1,
+            "That someone knows the captions of the private records: the plan declares them "
+            "public. Training saw them with the images, under the same charges.",
+        )
     return _section("Outside the guarantee", "\n".join(f"- {item}" for item in items))
 
 
@@ -317,6 +339,23 @@ def _noise(lock: Lock) -> str:
         lines.append(
             "The moments carry discrete Gaussian noise on a grid; its distance to the continuous "
             f"Gaussian is bounded and paid for by {lock.delta_slack:.1e} of delta."
+        )
+    if "embedding" in stages:
+        lines.append(
+            "Counts and sums of features carry discrete Gaussian noise on a grid; its distance to "
+            f"the continuous Gaussian is paid for by {lock.delta_slack:.1e} of delta."
+        )
+    if "votes" in stages:
+        lines.append(
+            "The votes for every member, also for one that no record chose, carry discrete "
+            "Gaussian noise on a grid; its distance to the continuous Gaussian is paid for by "
+            f"{lock.delta_slack:.1e} of delta."
+        )
+    if "central" in stages:
+        lines.append(
+            "Central images are of random subsets whose coins are never kept, and carry discrete "
+            "Gaussian noise on a grid; its distance to the continuous Gaussian is paid for by "
+            f"{lock.delta_slack:.1e} of delta."
         )
     if "evaluation" in stages:
         lines.append("So does the confusion matrix of the evaluation.")

@@ -26,7 +26,8 @@ from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import describe, load_for, save_velocity
 from dpsynth.planning.allocation import horizon_of, trains_from
 from dpsynth.planning.captions import FreeCaptions
-from dpsynth.planning.schema import Distillation, Plan
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.training import Distillation
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public.captions import drawn_captions
 from dpsynth.released.gaussians import ReleasedMixture, load_mixture

@@ -53,12 +53,20 @@ Pictures = Callable[[Tensor, torch.Generator], Drawn]
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """How samples are drawn, and their origin; `tokens` beside each image, of that `tokenizer`."""
+    """How samples are drawn, and their origin; `tokens` beside each image, of that `tokenizer`.
+
+    `placed`: where it matters which images of the folder these are, how those from a place on are.
+    """
 
     pictures: Pictures = field(repr=False)
     origin: dict[str, Any]
     tokens: int = 0
     tokenizer: str | None = None
+    placed: Callable[[int], Pictures] | None = field(default=None, repr=False)
+
+    def at(self, first: int) -> Pictures:
+        """How images from number `first` on are drawn."""
+        return self.pictures if self.placed is None else self.placed(first)
 
 
 def write(
@@ -89,8 +97,9 @@ def write(
     shape = (image.height, image.width, image.channels)
     with progress("sampling", count, completed=begun) as bar:
         for first in range(begun, count, SHARD * ranks.world):
-            labels = shard_labels(asked, count, first + SHARD * ranks.rank)
-            drawn = made.pictures(labels, source).packed() if len(labels) else b""
+            own = first + SHARD * ranks.rank
+            labels = shard_labels(asked, count, own)
+            drawn = made.at(own)(labels, source).packed() if len(labels) else b""
             for rank, part in enumerate(ranks.gather(drawn)):
                 labels = shard_labels(asked, count, first + SHARD * rank)
                 if writer is not None and len(labels):

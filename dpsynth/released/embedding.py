@@ -20,7 +20,7 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.console import note, progress
 from dpsynth.models.autoencoder import as_bytes
 from dpsynth.models.embeddings.build import build_map
-from dpsynth.models.embeddings.space import FeatureMap
+from dpsynth.models.embeddings.space import Features
 from dpsynth.models.generator import (
     NAME,
     ImageGenerator,
@@ -68,7 +68,8 @@ def fit_generator(
     """A generator fitted to the released embedding; `moved` is called after each step.
 
     Each step draws as many images of every class, 2 at least, whatever the classes' weights: these
-    stand in the loss. Adam, its rate falling to 0 along a cosine.
+    stand in the loss, and sees a random part of the features. Adam, its rate falling to 0 along a
+    cosine.
 
     Raises UsageError where the feature map cannot be made here.
     """
@@ -77,15 +78,22 @@ def fit_generator(
     classes, each = embedding.classes, max(2, settings.batch // embedding.classes)
     labels = torch.arange(classes).repeat_interleave(each)
     model = new_generator(
-        embedding.recipe.shape, classes, settings.latent, (settings.width,) * settings.depth, seed
-    )
+        embedding.recipe.shape,
+        classes,
+        settings.latent,
+        (settings.width,) * settings.depth,
+        seed,
+        norm=settings.norm,
+    ).train()
     optimiser = torch.optim.Adam(model.parameters(), settings.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, settings.steps)
     draws = generator(seed)
     for _ in range(settings.steps):
         noise = torch.randn(len(labels), settings.latent, generator=draws)
         optimiser.zero_grad(set_to_none=True)
-        loss = distance(space, model(noise, labels), means, weights, settings.spread)
+        part = space.part(settings.share, draws)
+        images = model(noise, labels)
+        loss = distance(part.features, images, part.of(means), weights, settings.spread)
         torch.autograd.backward(loss)
         optimiser.step()
         schedule.step()
@@ -94,7 +102,7 @@ def fit_generator(
 
 
 def distance(
-    space: FeatureMap, images: Tensor, means: Tensor, weights: Tensor, spread: float = 1.0
+    space: Features, images: Tensor, means: Tensor, weights: Tensor, spread: float = 1.0
 ) -> Tensor:
     """Sum over classes of w_y (|m_y|^2 - 2 m_y . mu_y), |m_y|^2 without bias; a scalar.
 
@@ -103,7 +111,7 @@ def distance(
     the pairs of an image and itself a generator would be paid for images that are all alike.
 
     Args:
-        space: the feature map.
+        space: the feature map, or a part of it.
         images: (Y b, C, H, W) in [0, 1], b >= 2 of each class, class after class.
         means: mu (Y, D).
         weights: w (Y,).

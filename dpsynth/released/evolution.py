@@ -173,6 +173,8 @@ def evolve(
         digest = sha256_file(folder / population_name(number - 1))
         votes = ballots.settled(number)
         if votes is None:
+            # One that no settled votes made is none of this run's.
+            (folder / population_name(number)).unlink(missing_ok=True)
             features = evolver.features(population, source)
             votes = ballots.release(number, digest, features, population.labels)
         if votes.population != digest:

@@ -8,15 +8,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dpsynth.artifacts.files import read_json, write_changed
+from dpsynth.artifacts.files import read_json, sha256_file, write_changed
 from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.manifest import write_manifest
+from dpsynth.artifacts.nonprivate import stamped
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.samples import content_digest, read_summary
-from dpsynth.artifacts.settled import made_files, require_grown, require_settled
+from dpsynth.artifacts.settled import (
+    made_files,
+    require_calibration,
+    require_grown,
+    require_settled,
+)
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
 from dpsynth.console import note
-from dpsynth.errors import DataError, MissingError, ReplayError
+from dpsynth.errors import DataError, MissingError, ReplayError, typed
 from dpsynth.released.card import FILES, build_card, spent
 from dpsynth.released.card_page import NAME as CARD_PAGE
 from dpsynth.released.card_page import build_card_page
@@ -29,6 +35,8 @@ PUBLIC_FILES = (
     "features.safetensors",
     "tokenizer.safetensors",
     "transformer.safetensors",
+    "feature-map.safetensors",
+    "vote-features.safetensors",
     "calibration.json",
 )
 """What a recipient needs to turn codes or tokens into images, and to complete coarse ones; written
@@ -42,7 +50,7 @@ def hand_out(run: RunDir) -> dict[str, Any]:
     Raises:
         MissingError: nothing was planned or spent yet.
         ReplayError: lock or transcript do not hold, a round's file was never settled, or a symlink
-            lies in `released/`.
+            or an image of a reference lies in `released/`.
         DataError: a summary of samples was damaged.
         BudgetError: the transcript is not the one that `released/` comes from.
     """
@@ -57,6 +65,7 @@ def hand_out(run: RunDir) -> dict[str, Any]:
     folder = run.released
     write_changed(folder / LOCK_NAME, run.lock.read_bytes())
     write_changed(folder / TRANSCRIPT_NAME, data)
+    _require_public(run)
     for name in PUBLIC_FILES:
         if (run.public / name).exists():
             write_changed(folder / "public" / name, (run.public / name).read_bytes())
@@ -72,13 +81,40 @@ def hand_out(run: RunDir) -> dict[str, Any]:
 
 
 def _require_plain(folder: Path) -> None:
-    """Refuse links before anything is made of what they lead to, which may lie outside."""
+    """Refuse links before anything is made of what they lead to, which may lie outside.
+
+    And what bears the stamp of a reference: the manifest would find an image, not its table alone.
+    """
     for path in folder.rglob("*"):
         if path.is_symlink():
             raise ReplayError(
                 f"{path.relative_to(folder)} in released/ is a symlink: a hand-out holds plain "
                 "files",
                 hint="remove it, then type the same command again",
+            )
+    for path in stamped(folder):
+        raise ReplayError(
+            f"{path.relative_to(folder)} in released/ is of a reference, which is the curator's: "
+            "it is not for handing out",
+            hint="move it out of released/, then type the same command again",
+        )
+
+
+def _require_public(run: RunDir) -> None:
+    """Refuse public files that the charges, or the calibration, name otherwise by hash.
+
+    The copies in `released/` may be the last good ones, of which `pretrain` puts them back.
+
+    Raises ReplayError.
+    """
+    require_calibration(run)
+    facts = read_json(run.calibration) if run.calibration.is_file() else {}
+    for path in (run.public / name for name in PUBLIC_FILES):
+        wanted = facts.get(f"{path.stem}_sha256")
+        if wanted is not None and path.is_file() and sha256_file(path) != wanted:
+            raise ReplayError(
+                f"public/{path.name} is not the one that public/calibration.json names",
+                hint=f"{typed('dpsynth', 'pretrain', run.root)} puts it back",
             )
 
 

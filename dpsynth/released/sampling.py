@@ -6,6 +6,7 @@ system seeds; labels go round the declared classes, or the fillings of a caption
 each appears equally often.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,21 @@ from dpsynth.released.card import stamps
 from dpsynth.released.drawing import Draw, Route, drawer
 from dpsynth.released.drawn import Drawn, Made, Pictures, write
 from dpsynth.released.finishing import Finish, finish_of
+from dpsynth.released.generating import MODEL as GENERATOR
+from dpsynth.released.generating import generator_pictures
 from dpsynth.released.guidance import Guide
 from dpsynth.released.handout import hand_out
+from dpsynth.released.members import load_members
 from dpsynth.released.spectral import token_pictures
 
-MODELS = ("release", "field", "model", "distilled", "prior", PLAIN)
-"""What can be sampled: the Gaussians themselves, the flow of their analytic field, or a file;
-`plain` is what the plan itself samples, without its augmentation."""
+POPULATION = "population"
+MODELS = ("release", "field", "model", "distilled", "prior", POPULATION, PLAIN)
+"""What can be sampled: the Gaussians themselves, the flow of their analytic field, a file, or what
+vote rounds made; `plain` is what the plan itself samples, without its augmentation."""
 TOKEN_MODELS = ("model", "prior")
 """What can be sampled of a plan of kind tokens."""
+GENERATOR_MODELS = (GENERATOR, PLAIN)
+"""What can be sampled of a plan that releases an embedding."""
 
 
 def sample(
@@ -128,13 +135,23 @@ def folder_name(plan: Plan, route: Route) -> str:
 def _made_of(verified: VerifiedPlan, count: int, route: Route, asked: Asked) -> Made:
     """How the images are drawn, and their origin."""
     plan, run = verified.plan, verified.run
+    if plan.stages.embedding is not None:
+        return generator_pictures(verified, count, route, asked)
     if plan.learns_tokens:
         return token_pictures(verified, count, route, asked)
     representation = load_representation(run, plan)
-    draw, origin = drawer(verified, route, asked)
     finish = finish_of(run, plan, augmented=route.augmented)
-    origin |= {"count": count, "geometry_sha256": _geometry_hash(run), **finish.facts()}
-    return Made(_pictures(representation, draw, finish), origin)
+    told = {"count": count, "geometry_sha256": _geometry_hash(run), **finish.facts()}
+    if route.model == POPULATION:
+        members, origin = load_members(run, plan)
+
+        def placed(first: int) -> Pictures:
+            draw = partial(members.codes, first=first)
+            return _pictures(representation, lambda y, source: draw(y, source=source), finish)
+
+        return Made(placed(0), origin | told, placed=placed)
+    draw, origin = drawer(verified, route, asked)
+    return Made(_pictures(representation, draw, finish), origin | told)
 
 
 def drawn_origin(verified: VerifiedPlan, count: int) -> dict[str, Any]:
@@ -188,7 +205,9 @@ def sheet_name(folder: str) -> str:
 
 def own_model(plan: Plan) -> str:
     """What the plan itself samples from: the release, or the last model that it makes."""
-    return "release" if plan.sampling.method == "release" else last_model(plan)
+    if plan.sampling.method in {"release", POPULATION, GENERATOR}:
+        return plan.sampling.method
+    return last_model(plan)
 
 
 def last_model(plan: Plan) -> str:
@@ -199,7 +218,7 @@ def last_model(plan: Plan) -> str:
 
 
 def _check(plan: Plan, count: int, model: str) -> None:
-    known = TOKEN_MODELS if plan.learns_tokens else MODELS
+    known = _models_of(plan)
     if model not in known:
         raise UsageError(
             f"there is no model {model!r} to sample", hint=f"--model {'|'.join(known)}"
@@ -210,6 +229,13 @@ def _check(plan: Plan, count: int, model: str) -> None:
             hint="leave --model out",
         )
     _check_count(count)
+
+
+def _models_of(plan: Plan) -> tuple[str, ...]:
+    """What can be sampled of a plan."""
+    if plan.stages.embedding is not None:
+        return GENERATOR_MODELS
+    return TOKEN_MODELS if plan.learns_tokens else MODELS
 
 
 def _check_count(count: int) -> None:

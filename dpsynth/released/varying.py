@@ -12,10 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpsynth.errors import UsageError
+from dpsynth.artifacts.files import read_json, sha256_file
+from dpsynth.artifacts.rooms import RunDir
+from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.flow import VelocityField, euler, interpolate
 from dpsynth.models.threads import one_thread
-from dpsynth.public.representation import Representation
+from dpsynth.models.velocity import load_for
+from dpsynth.planning.schema import Plan
+from dpsynth.public.recipes import PRIOR
+from dpsynth.public.representation import GEOMETRY, Representation, load_representation
 
 _BATCH = 1_000
 
@@ -75,3 +80,35 @@ class FlowGenerator:
                 )  # fmt: skip
         found: Codes = torch.cat(parts).float().numpy() if parts else start.numpy()
         return found
+
+
+def own_generator(run: RunDir, plan: Plan) -> tuple[FlowGenerator, dict[str, str]]:
+    """The plan's public prior as a generator, and what it is: facts of its populations.
+
+    Raises:
+        MissingError: `dpsynth pretrain` has not finished.
+        UsageError: a public file is not the one that the calibration names.
+        ReplayError: the calibration is not the one that the run's charges name.
+    """
+    representation = load_representation(run, plan)
+    path, hint = run.public / PRIOR, typed("dpsynth", "pretrain", run.root)
+    if not path.exists():
+        raise MissingError("the public prior is missing", hint=hint)
+    if sha256_file(path) != read_json(run.calibration).get("prior_sha256"):
+        raise UsageError(f"{PRIOR} is not the file that calibration.json names", hint=hint)
+    velocity, _ = load_for(path, plan)
+    settings = plan.sampling
+    generator = FlowGenerator(
+        velocity,
+        representation,
+        null=plan.private.conditions,
+        steps=settings.steps,
+        guidance=settings.guidance,
+    )
+    facts = {
+        "prior_sha256": sha256_file(path),
+        "geometry_sha256": sha256_file(run.public / GEOMETRY),
+        "steps": str(settings.steps),
+        "guidance": repr(settings.guidance),
+    }
+    return generator, facts

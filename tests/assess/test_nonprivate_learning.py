@@ -17,7 +17,7 @@ from dpsynth.assess.nonprivate.learning import PHYSICAL, learn, mean_gradient
 from dpsynth.assess.nonprivate.making import reference
 from dpsynth.assess.nonprivate.room import Place
 from dpsynth.planning.optimizer import Sgd
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.verify import make_run
 from dpsynth.private.encoding import private_stream
 from dpsynth.private.engine import PerExampleClipper

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from dpsynth.artifacts.nonprivate import reference_stamps
 from dpsynth.artifacts.samples import write_samples
 from dpsynth.assess import sets as module
 from dpsynth.assess.evaluate import evaluate
@@ -133,6 +134,20 @@ def test_no_report_enters_a_hand_out_by_another_name(folder: Path) -> None:
     assert list(room.iterdir()) == [] and len(list(received.iterdir())) == 2
     with pytest.raises(MissingError):  # beside the rooms there is nothing to refuse
         compare_sets("absent", "absent", folder / "runs/x/curator/new")
+
+
+def test_no_report_to_be_released_is_made_of_what_is_the_curators(folder: Path) -> None:
+    stamp = reference_stamps("nonprivate")
+    images = np.zeros((2, 8, 8, 1), np.uint8)
+    write_samples(folder / "stamped", images, np.array([0, 1]), CLASSES, stamp=stamp)
+    room = folder / "run" / "curator"
+    room.mkdir(parents=True)
+    (folder / "run" / "plan.lock.json").write_text("{}")
+    (folder / "samples.npz").rename(room / "samples.npz")
+    for samples in (folder / "stamped", room / "samples.npz"):
+        with pytest.raises(UsageError, match="curator-only"):
+            compare_sets(samples, folder / "test.npz", folder / "out", public_reference=True)
+    assert not (folder / "out").exists()
 
 
 def run_of(folder: Path, plan: str = PLAN) -> VerifiedPlan:

@@ -18,9 +18,10 @@ COMMANDS = sorted(name.removesuffix(".md") for name in PAGES if name != "README.
 
 def test_every_command_is_there() -> None:
     assert COMMANDS == [
-        "audit", "check", "close", "complete-wavelet", "evaluate", "guide", "plan", "pretrain",
-        "reference", "release-evaluation", "release-moments", "replay", "report", "run", "sample",
-        "status", "train",
+        "audit", "check", "close", "compare", "complete-wavelet", "evaluate", "evolve", "guide",
+        "plan", "pretrain", "reference", "release-central", "release-embedding",
+        "release-evaluation", "release-moments", "replay", "report", "run", "sample", "status",
+        "train",
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from dpsynth.models.embeddings.fourier import FourierMap
 from dpsynth.models.embeddings.hermite import HermiteMap, rate_of
 from dpsynth.models.embeddings.tangent import TangentMap
 from dpsynth.models.lenet import to_tensor
+from dpsynth.models.seeding import generator
 from dpsynth.private.lattice import CODE_MAX, quantise_rows
 
 SHAPE = (3, 4, 2)
@@ -176,3 +177,35 @@ def test_senseless_maps_are_refused():
         TangentMap(SHAPE, 0, CENTRE, 0)
     with pytest.raises(UsageError, match="got"):
         MAPS["fourier"].encode_exact_many(IMAGES[:, :2])
+
+
+@EACH
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_parts_are_the_whole_map_on_average(kind, share):
+    space, draws = MAPS[kind], generator(0)
+    images = to_tensor(IMAGES[:6])
+    owners = torch.eye(2).repeat_interleave(3, dim=1) / 3
+    aims = torch.from_numpy(space.encode_exact_many(IMAGES[6:8])).float()
+    whole, squares = space.sums(images, owners), space.squares(images)
+    products, norms, every = [], [], 1000 if share < 1 and kind != "tangent" else 1
+    for _ in range(every):
+        part = space.part(share, draws)
+        sums = part.features.sums(images, owners)
+        assert torch.allclose(sums, part.of(whole), atol=1e-5)
+        products.append((sums * part.of(aims)).sum(1))
+        norms.append(part.features.squares(images))
+        assert (sums.shape[1] < 0.5 * space.dim) == (every > 1)
+    for found, wanted in ((products, (whole * aims).sum(1)), (norms, squares)):
+        each = torch.stack(found)
+        error = 5 * each.std(0) / every**0.5 if every > 1 else torch.zeros(len(wanted))
+        assert ((each.mean(0) - wanted).abs() < error + 1e-5).all()
+
+
+@pytest.mark.parametrize("length", [0.05, 0.2, 0.57, 3.0])
+def test_polynomials_give_the_features_that_the_recursion_gives(length):
+    space = hermite_map(length=length, order=20, pair_order=3)
+    images = to_tensor(IMAGES[:8])
+    owners = torch.rand(3, 8, generator=generator(0))
+    wanted = space.features(images)
+    assert torch.allclose(space.sums(images, owners), owners @ wanted, atol=1e-5)
+    assert torch.allclose(space.squares(images), wanted.square().sum(1), atol=1e-5)

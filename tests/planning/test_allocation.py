@@ -22,7 +22,7 @@ from dpsynth.planning.allocation import (
     utility,
 )
 from dpsynth.planning.candidates import TIE, Candidate, decide
-from dpsynth.planning.schema import Distillation, Train
+from dpsynth.planning.training import Distillation, Train
 
 NUMBERS = st.floats(1e-3, 1e3)
 

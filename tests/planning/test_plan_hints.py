@@ -67,6 +67,7 @@ HINTS = [
         "write `schedule: {kind: cosine}`",
     ),
     ("      kind: cosine", "      kind: cosin", 'got "cosin"', "did you mean `kind: cosine`?"),
+    ("  kind: pca\n  code: 4", "  kind: token", 'got "token"', "did you mean `kind: tokens`?"),
     ("  kind: pca", "  kind: autoencodr", 'got "autoencodr"', "did you mean `kind: autoencoder`?"),
     (
         "representation:\n  kind: pca\n  code: 4",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -364,6 +365,12 @@ def test_what_is_not_there(tmp_path, run):
         replay(run.public)
     with pytest.raises(UsageError):
         replay()
+    packed = tmp_path / "packed.zip"
+    with zipfile.ZipFile(packed, "w") as folder:
+        folder.writestr("transcript.jsonl", "{}")
+    with pytest.raises(UsageError, match="is a zip") as refused:
+        replay(packed)
+    assert "unpack" in refused.value.hint
 
 
 def test_a_manifest_with_another_head(run):

@@ -80,7 +80,7 @@ def test_the_lock_says_it_all(text: str) -> None:
     [
         (("levels: 1", "levels: 1, private: 1"), "some scale must be left", "`private: 0`"),
         ((TOKENS_LINE, "tokens: {levels: 3}\n"), "leaves 1 x 1 of an image", "`levels: 2` or"),
-        (("[2, 2]", "[2]"), "has 1 sides", "write 2 sides"),
+        (("[2, 2]", "[2]"), "lists 1, and levels: 1 takes 2", "each scale"),
         ((TOKENS_LINE, ""), "needs the section `tokens`", "levels: 3"),
         (("{kind: tokens}", "{kind: tokens, code: 5}"), "code is 5", "without `code`"),
         (("{kind: tokens}", "{kind: tokens, levels: 1}"), "only for `kind: wavelet`", "`tokens:`"),

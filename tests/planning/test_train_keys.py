@@ -6,7 +6,8 @@ import pytest
 
 from dpsynth.errors import PlanError
 from dpsynth.planning.optimizer import Adam, AdamW, Schedule, Sgd
-from dpsynth.planning.schema import Plan, Train
+from dpsynth.planning.schema import Plan
+from dpsynth.planning.training import Train
 from dpsynth.planning.yaml_plan import parse_plan, plan_hash
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from dpsynth.errors import PlanError, UsageError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.allocation import Allocation, bucket_edges
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private import flow_task
 from dpsynth.private.engine import PerExampleClipper

@@ -9,7 +9,7 @@ from dpsynth.errors import UsageError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.trainable import train_attention, train_only
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import GRID, PerExampleClipper
 from dpsynth.private.noise import NoiseSource

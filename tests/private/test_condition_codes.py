@@ -11,7 +11,8 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.models.velocity import build_velocity, describe, save_velocity
 from dpsynth.planning.caption_rules import caption_rule
 from dpsynth.planning.captions import FreeCaptions, Template
-from dpsynth.planning.schema import HashHeldOut, ImageShape, Plan, Train
+from dpsynth.planning.schema import HashHeldOut, ImageShape, Plan
+from dpsynth.planning.training import Train
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private import flow_task
 from dpsynth.private.encoding import encoded

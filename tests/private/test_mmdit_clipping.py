@@ -13,7 +13,7 @@ from dpsynth.models.seeding import generator
 from dpsynth.models.spectral import cap_spectral, matrices
 from dpsynth.models.trainable import train_last
 from dpsynth.models.velocity import build_velocity, describe
-from dpsynth.planning.schema import Prior, Train
+from dpsynth.planning.training import Prior, Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import DEFAULT, GRID, MARGIN, EngineSettings, PerExampleClipper
 from dpsynth.private.noise import NoiseSource

@@ -11,7 +11,7 @@ from dpsynth.accounting.statistics import ClippedGradientSum
 from dpsynth.artifacts.lock import Slot
 from dpsynth.errors import PlanError, UsageError
 from dpsynth.planning.optimizer import Adam, AdamW, Schedule, Sgd
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.private.optimisers import build_optimiser, gradient_noise, learning_rate, state_names
 
 

@@ -12,7 +12,7 @@ from dpsynth.artifacts.lock import Slot
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.allocation import LATEST
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import ClippedSum, EngineSettings, PerExampleClipper
 from dpsynth.private.noise import NoiseSource

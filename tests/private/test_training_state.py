@@ -7,7 +7,7 @@ from torch import nn
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import UsageError
 from dpsynth.planning.optimizer import Adam, AdamW, Schedule, Sgd
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.private.optimisers import learning_rate
 from dpsynth.private.training_state import FORMAT, TrainingState
 

@@ -7,7 +7,7 @@ import torch
 from dpsynth.models.flow import drop_labels
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import PerExampleClipper
 from dpsynth.private.noise import NoiseSource

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from dpsynth.errors import DataError, MissingError, PlanError
+from dpsynth.planning.verify import make_run
 from dpsynth.planning.yaml_plan import parse_plan
-from dpsynth.public.captions import Drawn, drawn_captions, labelled_captions
+from dpsynth.public.captions import Drawn, drawn_captions, labelled_captions, require_drawable
+from dpsynth.public.pretrain import pretrain
 from dpsynth.released.asked import asked_of
 
 PLAN = """\
@@ -188,3 +190,24 @@ def test_that_captions_are_public_is_said_in_the_facts_alone():
     assert said.facts()["private"]["captions"] == {"kind": "free", "public": True}
     assert unsaid.facts()["private"]["captions"] == {"kind": "free"}
     assert type(said).of_facts(said.facts()).facts() == said.facts()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a cat\na thing\n", "names 0 of"),
+        ("a cat beside a dog\n", "names 2 of"),
+        ("", "0 captions"),
+    ],
+)
+def test_pretraining_refuses_what_sampling_would(tmp_path: Path, text: str, message: str) -> None:
+    said = table_of(tmp_path, text, "said.txt")
+    with pytest.raises(DataError, match=message):
+        require_drawable(plan(said))
+    written = table_of(tmp_path, PLAN.replace("FILE", str(said)), "plan.yaml")
+    verified, sources = make_run(written, tmp_path / "run"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpsynth.public.pretrain.read_public", sources.append)
+        with pytest.raises(DataError, match=message):
+            pretrain(verified)
+    assert sources == []

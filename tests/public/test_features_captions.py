@@ -262,7 +262,7 @@ def free_plan(root, **changes):
     folder = root / "encoder"
     if not folder.exists():
         write_encoder(folder)
-    (root / "said.txt").write_text("a big cat\nwee dogs\nan emu on a sofa\n")
+    (root / "said.txt").write_text("a big cat\na wee dog\nan emu on a sofa\n")
     settings = {"features": "sentence", "encoder": str(folder), "width": DIM}
     return plan_of(
         settings,
@@ -282,7 +282,7 @@ def test_free_captions_are_encoded_by_the_encoder_of_the_run(tmp_path):
     facts = pretrain(verified)
     features, encoder = load_features(verified.run, plan), load_encoder(tmp_path / "encoder")
     assert facts["features_sha256"] == sha256_file(verified.run.public / FEATURES)
-    rows = encoder.embed(["a big cat", "wee dogs", "an emu on a sofa"])
+    rows = encoder.embed(["a big cat", "a wee dog", "an emu on a sofa"])
     np.testing.assert_allclose(features.centre, rows.mean(axis=0))
     e = encoder.embed(["some dog"])[0] - rows.mean(axis=0)
     e *= min(1, features.clip / np.linalg.norm(e))

@@ -11,7 +11,7 @@ from dpsynth.models.seeding import generator
 from dpsynth.models.wavelet.autoregressive import coarse_losses
 from dpsynth.models.wavelet.causal import Sizes
 from dpsynth.models.wavelet.sampling import Drawing, sample
-from dpsynth.planning.schema import Prior
+from dpsynth.planning.training import Prior
 from dpsynth.planning.velocity import TextStream
 from dpsynth.public.transformer import (
     Pairs,

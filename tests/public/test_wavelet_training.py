@@ -173,3 +173,12 @@ def test_raster_order_has_one_codebook_and_is_learnt_too(digits):
     assert len(tokenizer.codebooks) == 1
     # The other kind of tokens does not exist: nothing of the model is left untrained.
     assert not any(f"kinds.{1}." in name for name, _ in tokenizer.named_parameters())
+
+
+@pytest.mark.parametrize("steps", [1, 10, 11])
+def test_a_rise_of_a_single_step_is_no_division_by_zero(digits, steps):
+    """A tenth of 10 steps ends at step 0."""
+    training = TokenizerTraining(steps=steps, batch=16)
+    found = fit_tokenizer(digits[0][:64], SIZES, training, seed=0)
+    assert [point.step for point in found.curve] == list(range(steps))
+    assert all(np.isfinite(point.errors).all() for point in found.curve)

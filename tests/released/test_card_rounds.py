@@ -5,7 +5,7 @@ from spendkit import BUDGET, make_plan, make_slots
 from dpsynth.artifacts.cells import MOST_LLOYD, NAME, lloyd_name
 from dpsynth.artifacts.transcript import Transcript, seal
 from dpsynth.planning.release import Cells, Moments
-from dpsynth.planning.schema import Stages
+from dpsynth.planning.stages import Stages
 from dpsynth.planning.verify import verify
 from dpsynth.released.card import FILES, build_card
 

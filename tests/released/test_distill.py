@@ -11,7 +11,7 @@ from dpsynth.artifacts.tensors import load_tensors
 from dpsynth.errors import MissingError
 from dpsynth.models.seeding import generator
 from dpsynth.models.velocity import load_velocity
-from dpsynth.planning.schema import Distillation
+from dpsynth.planning.training import Distillation
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released import distill as module
 from dpsynth.released.distill import distill, distilled_path, teach

@@ -93,9 +93,13 @@ def test_training_is_not_done_twice_and_needs_a_release(tmp_path):
     assert train_generator(run, few, 1)["sha256"] != first["sha256"]
 
 
-def test_the_generators_file_comes_back_or_is_refused(tmp_path):
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_generators_file_comes_back_or_is_refused(tmp_path, norm):
     path = tmp_path / "generator.safetensors"
-    model = new_generator((4, 4, 1), 2, 3, (8, 8), 5)
+    model = new_generator((4, 4, 1), 2, 3, (8, 8), 5, norm=norm)
+    if norm:
+        model(torch.randn(20, 3, generator=generator(1)), torch.arange(20) % 2)  # moves its means
+    model.eval()
     save_generator(path, model, seed="5")
     found, facts = load_generator(path)
     assert facts["seed"] == "5"

@@ -1,6 +1,8 @@
 """The hand-out folder stands on its own: replay holds there, and nothing curator-only is in it."""
 
 import shutil
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 from dpsynth.artifacts.files import write_json
 from dpsynth.artifacts.lock import read_lock
 from dpsynth.artifacts.manifest import check_manifest
+from dpsynth.artifacts.nonprivate import reference_stamps
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import content_digest, write_samples
 from dpsynth.artifacts.settled import DERIVED
+from dpsynth.artifacts.sheet import encode_png
 from dpsynth.artifacts.tensors import load_released
 from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.errors import BudgetError, DataError, MissingError, ReplayError
@@ -50,7 +54,8 @@ def test_a_transcript_that_lost_lines_is_not_handed_out(tiny: VerifiedPlan) -> N
 
 def test_replay_knows_every_array_of_a_hand_out() -> None:
     arrays = {name for name in FILES if name.endswith(".safetensors")}
-    made = ("moments", "cross-moments", "cells", "confusion", "model")
+    made = ("moments", "cross-moments", "cells", "embedding", "votes", "central", "confusion")
+    made = (*made, "model")
     rounds = {name for name in arrays if name.startswith(made)}
     assert arrays - rounds == set(DERIVED)
 
@@ -119,8 +124,6 @@ def test_card_says_what_it_must(tiny: VerifiedPlan) -> None:
 
 
 def test_card_of_an_unsafe_and_open_run(tiny: VerifiedPlan) -> None:
-    from dataclasses import replace
-
     lock = replace(read_lock(tiny.run.lock), unsafe_seed=7, lock_hash="")
     lock = replace(lock, budget={**lock.budget, "delta": 1e-3})
     transcript = read_transcript(tiny.run.transcript)
@@ -202,9 +205,61 @@ def test_a_link_is_refused_before_anything_is_made_of_it(
 EVIL = "x</p><script>alert(1)</script>\n\n## Guarantee\n\nSpent: epsilon 0 | [a](http://b)"
 
 
-def test_a_summary_and_class_names_stay_text_in_the_card(tiny: VerifiedPlan) -> None:
-    from dataclasses import replace
+def test_what_bears_a_references_stamp_is_refused_before_anything_is_made(
+    tiny: VerifiedPlan,
+) -> None:
+    """Its table alone, its images packed away: the manifest reads bytes, and would see neither."""
+    hand_out(tiny.run)
+    extra, card = tiny.run.released / "extra", tiny.run.released / "card.md"
+    picture = encode_png(np.zeros((8, 8, 1), np.uint8), reference_stamps("nonprivate"))
+    made = card.read_bytes()
+    try:
+        card.write_text("as it was")
+        for name in ("metadata.csv", "0.png", "images.zip"):
+            extra.mkdir()
+            if name == "metadata.csv":
+                (extra / name).write_text("file_name,label,text,stamp\n")
+            elif name == "0.png":
+                (extra / name).write_bytes(picture)
+            else:
+                with zipfile.ZipFile(extra / name, "w", zipfile.ZIP_DEFLATED) as archive:
+                    archive.writestr("0.png", picture)
+            with pytest.raises(ReplayError, match=f"extra/{name} .* of a reference"):
+                hand_out(tiny.run)
+            assert card.read_text() == "as it was"
+            shutil.rmtree(extra)
+    finally:
+        shutil.rmtree(extra, ignore_errors=True)
+        card.write_bytes(made)
+    hand_out(tiny.run)
 
+
+@pytest.mark.parametrize("name", ["geometry.safetensors", "calibration.json"])
+def test_a_changed_public_file_does_not_replace_the_last_good_copy(
+    tiny: VerifiedPlan, name: str
+) -> None:
+    hand_out(tiny.run)
+    path, good = tiny.run.public / name, (tiny.run.public / name).read_bytes()
+    try:
+        path.write_bytes(good[:-1] + b" ")
+        with pytest.raises(ReplayError, match=name):
+            hand_out(tiny.run)
+        assert (tiny.run.released / "public" / name).read_bytes() == good
+    finally:
+        path.write_bytes(good)
+
+
+def test_the_card_says_that_captions_are_declared_public(tiny: VerifiedPlan) -> None:
+    lock, transcript = read_lock(tiny.run.lock), read_transcript(tiny.run.transcript)
+    said = "the plan declares them public. Training"
+    for captions, found in (({"kind": "free", "public": True}, True), ({"kind": "free"}, False)):
+        private = {**lock.facts["private"], "captions": captions}
+        told = replace(lock, facts={**lock.facts, "private": private})
+        assert (said in build_card(told, transcript, {})) is found
+    assert said not in build_card(lock, transcript, {})
+
+
+def test_a_summary_and_class_names_stay_text_in_the_card(tiny: VerifiedPlan) -> None:
     lock, transcript = read_lock(tiny.run.lock), read_transcript(tiny.run.transcript)
     facts = {**lock.facts, "private": {**lock.facts["private"], "classes": [EVIL, "two"]}}
     lock = replace(lock, facts=facts, lock_hash=lock.lock_hash)

@@ -13,7 +13,7 @@ from dpsynth.models.flow import euler
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
 from dpsynth.planning.release import Cells
-from dpsynth.planning.schema import Distillation
+from dpsynth.planning.training import Distillation
 from dpsynth.planning.velocity import Velocity
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released import distill as module

@@ -8,6 +8,7 @@ exact in float64 in any order, and a cosine is a look-up by the phase's first 14
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from dpsynth.errors import UsageError
 from dpsynth.models.embeddings.space import (
     Array,
     Images,
+    Part,
     Shape,
     digest_of,
     flat,
@@ -86,6 +88,36 @@ class FourierMap:
         """Ones (B,): cos^2 + sin^2 = 1 in every pair."""
         return torch.ones(len(images))
 
+    def part(self, share: float, source: torch.Generator) -> Part:
+        """One of 1/share blocks of frequencies side by side: all were drawn alike."""
+        half = self.dim // 2
+        blocks = min(half, max(1, round(1 / share)))
+        if blocks == 1:
+            return Part(self)
+        edges = [number * half // blocks for number in range(blocks + 1)]
+        chosen = int(torch.randint(blocks, (1,), generator=source))
+        own = torch.arange(edges[chosen], edges[chosen + 1])
+        some = _Block(self.shape, self._radians[:, own], blocks, half)
+        return Part(some, torch.cat([own, half + own]), math.sqrt(blocks))
+
     def digest(self) -> str:
         """SHA-256 of frequencies and tables."""
         return digest_of(self._frequencies, self._cosines, self._sines)
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Cosines and sines of k of `whole` frequencies, in one of `blocks`; radians (H W C, k)."""
+
+    shape: Shape
+    radians: Tensor
+    blocks: int
+    whole: int
+
+    def sums(self, images: Tensor, weights: Tensor) -> Tensor:
+        angles = flat(images, self.shape) @ self.radians
+        found = weights @ torch.cat([angles.cos(), angles.sin()], dim=1)
+        return found * math.sqrt(self.blocks / self.whole)
+
+    def squares(self, images: Tensor) -> Tensor:
+        return torch.full((len(images),), self.radians.shape[1] * self.blocks / self.whole)

@@ -5,9 +5,11 @@ on privacy: it is a function of one record alone, the same bits whatever was com
 """
 
 import hashlib
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +23,35 @@ EXACT_BITS = 53
 """Whole numbers of float64: sums below 2^53 are exact in any order, fused or not."""
 
 
-class FeatureMap(Protocol):
+class Features(Protocol):
+    """What a distance of means needs of a feature map, or of a part of it."""
+
+    def sums(self, images: Tensor, weights: Tensor) -> Tensor:
+        """Weighted sums (Y, D) of the features of images (B, C, H, W) in [0, 1]; weights (Y, B)."""
+        ...
+
+    def squares(self, images: Tensor) -> Tensor:
+        """Squared norm (B,) of each image's features."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some features of a map, larger by `scale` (or (D',)); `places` (D',): which, None for all.
+
+    Larger so that squared distances are the whole map's on average over the parts.
+    """
+
+    features: Features
+    places: Tensor | None = None
+    scale: float | Tensor = 1.0
+
+    def of(self, vectors: Tensor) -> Tensor:
+        """What the part sees of feature vectors (Y, D)."""
+        return vectors if self.places is None else vectors[:, self.places] * self.scale
+
+
+class FeatureMap(Features, Protocol):
     """Features f(x) of images, ||f(x)|| <= 1, D numbers each.
 
     `shape`: H, W, C of an image. `radius`: the bound on the norm, 1. `elementwise`: whether NumPy
@@ -41,12 +71,8 @@ class FeatureMap(Protocol):
         """Features (n, D) of records uint8 (n, H, W, C), each a function of that record alone."""
         ...
 
-    def sums(self, images: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sums (Y, D) of the features of images (B, C, H, W) in [0, 1]; weights (Y, B)."""
-        ...
-
-    def squares(self, images: Tensor) -> Tensor:
-        """Squared norm (B,) of each image's features."""
+    def part(self, share: float, source: torch.Generator) -> Part:
+        """A random part with about this share of the features; all, where parts save nothing."""
         ...
 
     def digest(self) -> str:

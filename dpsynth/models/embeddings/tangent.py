@@ -21,6 +21,7 @@ from dpsynth.models.embeddings.space import (
     EXACT_BITS,
     Array,
     Images,
+    Part,
     Shape,
     digest_of,
     flat,
@@ -118,6 +119,11 @@ class TangentMap:
     def squares(self, images: Tensor) -> Tensor:
         """Ones (B,), up to an image that no unit sees."""
         return torch.ones(len(images))
+
+    def part(self, share: float, source: torch.Generator) -> Part:
+        """All of it."""
+        del share, source
+        return Part(self)
 
     def digest(self) -> str:
         """SHA-256 of the network and the centre."""

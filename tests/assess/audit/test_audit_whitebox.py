@@ -18,7 +18,7 @@ from dpsynth.assess.audit.whitebox import (
 from dpsynth.errors import UsageError
 from dpsynth.models.seeding import generator, seeded_initialisation
 from dpsynth.models.velocity import build_velocity
-from dpsynth.planning.schema import Train
+from dpsynth.planning.training import Train
 from dpsynth.planning.velocity import Velocity
 from dpsynth.private.engine import MARGIN, PerExampleClipper
 from dpsynth.private.noise import NoiseSource

@@ -14,7 +14,13 @@ from dpsynth.accounting import checks, optimistic
 from dpsynth.accounting.crosscheck import EpsilonBounds, cross_check
 from dpsynth.accounting.events import ComposedEvent, Event, GaussianEvent, PoissonGaussianEvent
 from dpsynth.accounting.merging import Merged, merge
-from dpsynth.accounting.statistics import BucketedGradientSums, Statistic, sensitivity
+from dpsynth.accounting.queries import CentralSums
+from dpsynth.accounting.statistics import (
+    BucketedGradientSums,
+    ClippedGradientSum,
+    Statistic,
+    sensitivity,
+)
 
 __all__ = ["EpsilonBounds", "cross_check", "epsilon", "event_for"]
 
@@ -38,8 +44,9 @@ def event_for(
     a clip for each time bucket makes one part for each clip (A17).
 
     Raises:
-        AccountingError: a number out of range, only one of `rate` and `steps` given, or neither
-            for a statistic that is of steps alone.
+        AccountingError: a number out of range, only one of `rate` and `steps` given, neither for a
+            statistic that is of steps alone, or both for one that no mechanism samples: amplified,
+            its charge would say less than the release of all records spends.
 
     >>> from dpsynth.accounting.statistics import ClippedGradientSum
     >>> event_for(ClippedGradientSum(2.0), 3.0, 0.01, 100)
@@ -49,14 +56,25 @@ def event_for(
     if isinstance(statistic, BucketedGradientSums):
         return _bucketed(statistic, noise_std, rate, steps)
     multiplier = noise_std / sensitivity(statistic)
-    if rate is None and steps is None:
+    _check_sampled(statistic, rate, steps)
+    if rate is None:
         return GaussianEvent(multiplier)
-    if rate is None or steps is None:
+    rate = checks.sampling_rate("rate", rate)
+    return PoissonGaussianEvent(multiplier, rate, checks.whole("steps", steps))
+
+
+def _check_sampled(statistic: Statistic, rate: float | None, steps: int | None) -> None:
+    """Rate and steps go together, and only with what is summed over Poisson samples."""
+    if (rate is None) is not (steps is None):
         raise checks.AccountingError(
             f"rate is {rate!r} and steps is {steps!r}; expected both, or neither"
         )
-    rate = checks.sampling_rate("rate", rate)
-    return PoissonGaussianEvent(multiplier, rate, checks.whole("steps", steps))
+    if rate is None and isinstance(statistic, CentralSums):
+        raise checks.AccountingError(f"{statistic.kind} is of steps; expected rate and steps")
+    if rate is not None and not isinstance(statistic, ClippedGradientSum | CentralSums):
+        raise checks.AccountingError(
+            f"{statistic.kind} is a sum over all records; expected neither rate nor steps"
+        )
 
 
 def _bucketed(

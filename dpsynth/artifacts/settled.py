@@ -11,7 +11,7 @@ from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.lock import Lock
 from dpsynth.artifacts.rooms import TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.transcript import Line, parse_transcript
-from dpsynth.artifacts.votes import MOST_ROUNDS, population_name
+from dpsynth.artifacts.votes import MOST_ROUNDS, population_name, votes_name
 from dpsynth.errors import BudgetError, MissingError, ReplayError, typed
 
 MODEL = "model.safetensors"
@@ -35,6 +35,14 @@ DERIVED = (
     "coarse/tokens.safetensors",
 )
 """Arrays of a hand-out that are made without a look at private records, by their path in it."""
+
+
+FOLLOWS = {
+    "generator.safetensors": "embedding.safetensors",
+    "warm.safetensors": "central.safetensors",
+    **{population_name(n): votes_name(n) for n in range(1, MOST_ROUNDS + 1)},
+}
+"""The release that each of these derived arrays is made of: some charge must have settled it."""
 
 
 def file_of(stage: str, mechanism: str) -> str:

@@ -1,8 +1,12 @@
 """`dpsynth release-moments`: spend the plan's moments stage."""
 
+from typing import TYPE_CHECKING
+
 from dpsynth.commands import _options as opt
-from dpsynth.commands._ranks import ranks_of, verified_on
-from dpsynth.console import result
+from dpsynth.commands._release import release
+
+if TYPE_CHECKING:
+    from dpsynth.commands._release import Release
 
 
 def release_moments(
@@ -21,17 +25,18 @@ def release_moments(
 
     Example: dpsynth release-moments runs/digits
     """
-    opt.use_workers(workers)
-    with ranks_of(threads) as ranks:
-        verified = verified_on(ranks, run, private)  # over budget: the data is never opened
 
-        from dpsynth.assess.check import ensure_checked
-
-        ranks.lead(lambda: ensure_checked(verified))
+    def stage() -> "Release":
         from dpsynth.private.moments import release_moments as library_release
 
-        shown = opt.may_show(verified, show_curator)
-        found = library_release(verified, ranks)
-        if ranks.is_main:
-            result(opt.visible(found, shown), json)
-            opt.say_next(verified)
+        return library_release
+
+    release(
+        stage,
+        run,
+        private=private,
+        threads=threads,
+        workers=workers,
+        show_curator=show_curator,
+        json=json,
+    )

@@ -15,6 +15,7 @@ from dpsynth.artifacts.manifest import check_manifest
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.settled import (
     DERIVED,
+    FOLLOWS,
     MODEL,
     charged_calibrations,
     made_files,
@@ -189,6 +190,7 @@ def _check_files(folder: Path, transcript: Transcript) -> list[str]:
     notes = [_check_made(path, settled.get(path.name), closed) for path in made_files(released)]
     if handed:
         _refuse_unknown(released)
+        _refuse_unpaid(released, settled)
         gone = sorted(n for n, known in settled.items() if known and not (released / n).is_file())
         notes += [f"{name} was settled, and is not in this hand-out" for name in gone]
     return [note for note in notes if note]
@@ -227,6 +229,16 @@ def _refuse_unknown(handed: Path) -> None:
             raise ReplayError(
                 f"{name} is no file of a hand-out: nothing says what it was made from",
                 hint="ask the custodian for a whole copy",
+            )
+
+
+def _refuse_unpaid(handed: Path, settled: dict[str, set[str]]) -> None:
+    """Populations, generator and warm start follow from releases that the transcript settled."""
+    for name, source in FOLLOWS.items():
+        if (handed / name).is_file() and not settled.get(source):
+            raise ReplayError(
+                f"{name} is made of {source}, which no charge of this transcript settled",
+                hint="it comes from another transcript: ask for that one",
             )
 
 

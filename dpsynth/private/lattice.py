@@ -131,7 +131,7 @@ class Block:
         if self.scale > MAX_SCALE:
             raise PlanError(
                 "the noise of a released block exceeds the sampler's range",
-                hint="raise this block's share in stages.moments.blocks, or the budget",
+                hint="raise this block's share under `blocks` of its stage, or the budget",
             )
 
     def release(self, exact: NDArray[np.object_], noise: NoiseSource) -> NDArray[np.float64]:

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from dpsynth.accounting.checks import AccountingError
 from dpsynth.accounting.compose import epsilon, event_for
 from dpsynth.accounting.events import GaussianEvent, PoissonGaussianEvent
-from dpsynth.accounting.queries import CentralSums, VoteHistogram
-from dpsynth.accounting.statistics import sensitivity, statistic_from_json
+from dpsynth.accounting.queries import CentralSums, EmbeddingSums, VoteHistogram
+from dpsynth.accounting.statistics import ConfusionMatrix, sensitivity, statistic_from_json
+from dpsynth.artifacts.lock import Slot
 from dpsynth.errors import ReplayError
 from dpsynth.planning.central import Central
+from dpsynth.planning.charges import read_charges
 from dpsynth.planning.evolution import Evolution
 
 COUNT = st.integers(1, 10_000)
@@ -36,6 +38,22 @@ def test_rounds_of_votes_cost_what_one_gaussian_does():
 def test_central_images_are_sampled_gaussians():
     event = event_for(CentralSums(10, 48), 5.0, 0.1, 50)
     assert event == PoissonGaussianEvent(5.0, 0.1, 50)
+    with pytest.raises(AccountingError, match="expected rate and steps"):
+        event_for(CentralSums(10, 48), 5.0)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [VoteHistogram(100), EmbeddingSums(0.6, 0.8, 10, 48), ConfusionMatrix(0.6, 0.8, 10)],
+)
+def test_what_sums_over_all_records_gains_nothing_by_a_rate(made):
+    """A bare transcript has no lock to follow: a forged rate would make its charge look cheaper."""
+    with pytest.raises(AccountingError, match="sum over all records"):
+        event_for(made, 1.0, 0.01, 1)
+    spec = {**Slot(1, "any", "any", made, 1.0).spec(), "rate": 0.01, "steps": 1}
+    line = {"kind": "charge", "line": 2, "slot": 1, **spec}
+    with pytest.raises(ReplayError, match="no accountant can read"):
+        read_charges([line])
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,14 @@ def test_central_images_are_sampled_steps_and_pay_for_each_draw(central: RunDir)
     accountant.compose(sampled(0.05, dp_accounting.GaussianDpEvent(train)), 30)
     assert lock.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-2)
     assert lock.delta_slack == discrete.delta_slack(4 * 2 * 4, 2.0**30, 2.0)
-    for forged in ({"steps": 3}, {"rate": 0.05}, {"noise_std": slot.noise_std / 2}):
+    for forged in (
+        {"steps": 3},
+        {"rate": 0.05},
+        {"rate": None, "steps": None},
+        {"statistic": CentralSums(classes=1, dim=4)},
+        {"statistic": CentralSums(classes=2, dim=8)},
+        {"noise_std": slot.noise_std / 2},
+    ):
         slots = (dataclasses.replace(slot, **forged), *lock.slots[1:])
         assert not follows(dataclasses.replace(lock, slots=slots, lock_hash=""), plan)
     assert follows(lock, plan)

@@ -11,7 +11,7 @@ from dpsynth.accounting import gaussian
 from dpsynth.artifacts.files import sha256_file, write_json
 from dpsynth.artifacts.lock import Lock, Slot, read_lock
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.settled import DERIVED
+from dpsynth.artifacts.settled import DERIVED, FOLLOWS
 from dpsynth.artifacts.spending import Spender, spending
 from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.errors import ReplayError
@@ -206,9 +206,16 @@ def test_an_array_that_nothing_accounts_for_is_refused_in_a_hand_out(run: RunDir
             replay(hand_out(run))
         path.unlink()
     for name in DERIVED:
+        if name in FOLLOWS:  # of releases that this plan has no charge for
+            continue
         (run.released / name).parent.mkdir(exist_ok=True)
         (run.released / name).write_bytes(b"made from released or public values")
     assert replay(hand_out(run)).ok
+    for name in ("population-01.safetensors", "generator.safetensors", "warm.safetensors"):
+        (run.released / name).write_bytes(b"made of what nothing paid for")
+        with pytest.raises(ReplayError, match=f"{name} is made of .*, which no charge"):
+            replay(hand_out(run))
+        (run.released / name).unlink()
 
 
 def test_a_settled_file_that_is_missing_is_noted(run: RunDir) -> None:

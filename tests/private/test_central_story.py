@@ -175,7 +175,8 @@ def test_training_starts_from_the_central_images_and_so_does_its_end(run, monkey
     with pytest.raises(MissingError, match=r"warm\.safetensors") as refused:
         train(run)
     assert refused.value.hint.startswith("dpsynth train")
-    told = warm_start(run)
+    told, seen = methodkit.watched(run, warm_start)
+    assert seen == [], "post-processing opens no private file"
     assert told == {**warm_start(run)}, "made once"
     warm, facts = load_tensors(start_path(run.run, run.lock))
     assert facts["central_sha256"] == sha256_file(run.run.released / "central.safetensors")
@@ -192,7 +193,7 @@ def test_training_starts_from_the_central_images_and_so_does_its_end(run, monkey
     assert set(model) == set(warm)
     assert set(moved) & set(kept), "what stayed is the warm start's, not the prior's"
     assert any(name not in kept for name in model), "and the last layer has moved"
-    sample(run)
+    assert methodkit.watched(run, sample)[1] == []
     assert replay(run.run.released).ok
     assert read_state(run.run, run.lock).closed
 

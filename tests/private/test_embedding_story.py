@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import methodkit
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from dpsynth.assess.check import ensure_checked
 from dpsynth.errors import BudgetError, MissingError, PlanError, ReplayError, UsageError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import load_verified, make_run
+from dpsynth.private import embedding as mechanism
 from dpsynth.private.embedded import spend_embedding
 from dpsynth.public.pretrain import pretrain
 from dpsynth.released.generating import fit
@@ -77,6 +79,28 @@ def verified(prepared, tmp_path):
 
 def kinds(verified):
     return [line["kind"] for line in read_transcript(verified.run.transcript).lines]
+
+
+def test_records_are_read_after_the_charge_and_exact_sums_are_in_no_file(verified, monkeypatch):
+    exact, inner = [], mechanism.embedding_sums
+
+    def embedding_sums(chunks, slot):
+        exact.append(inner(chunks, slot))
+        return exact[-1]
+
+    monkeypatch.setattr(mechanism, "embedding_sums", embedding_sums)
+    _, seen = methodkit.watched(verified, spend_embedding)
+    assert set(seen) == {("charge", "embedding")}
+    (sums,) = exact
+    assert sums.counts.sum() > 0
+    for row in sums.sums[:2]:
+        assert methodkit.holds(verified.run.root, row.astype(np.int64)) == []
+        assert methodkit.holds(verified.run.root, row.astype(np.float64) / 2**16) == []
+    counts = [sums.counts.astype(kind).tobytes() for kind in (np.int64, np.float64)]
+    files = [path.read_bytes() for path in verified.run.root.rglob("*") if path.is_file()]
+    assert not any(one in data for one in counts for data in files)
+    for after in (fit, sample):
+        assert methodkit.watched(verified, after)[1] == [], "post-processing opens no private file"
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,8 @@ def test_samples_are_the_members_and_then_variations(run):
     # Where a sampler goes on, or another process draws, makes no difference to who is drawn.
     part = members.codes(labels[9:12], 9, source).numpy()
     assert (part == codes[9:12]).all()
-    found = sample(run)
+    found, seen = methodkit.watched(run, sample)
+    assert seen == [], "post-processing opens no private file"
     assert (found["count"], found["model"]) == (30, "population")
     assert read_summary(run.run.released / "samples")["origin"]["rounds"] == 2
 

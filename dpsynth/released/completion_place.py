@@ -11,11 +11,11 @@ from dpsynth.artifacts.samples import read_summary, summary_path
 from dpsynth.errors import UsageError
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released.coarse_source import Coarse, require_open
-from dpsynth.released.sampling import MODELS, is_coarse, sheet_name
+from dpsynth.released.sampling import MODELS, POPULATION, is_coarse, sheet_name
 
 FOREIGN = "samples-completed"
 _NAME = re.compile("samples(-[a-z]+)*")
-_OWN = {"samples", *(f"samples-{model}" for model in MODELS)}
+_OWN = {"samples", *(f"samples-{model}" for model in (*MODELS, POPULATION))}
 """What `sample` writes, and `evaluate` and `report` take for the plan's."""
 
 

@@ -37,13 +37,15 @@ from dpsynth.released.members import load_members
 from dpsynth.released.spectral import token_pictures
 
 POPULATION = "population"
-MODELS = ("release", "field", "model", "distilled", "prior", POPULATION, PLAIN)
-"""What can be sampled: the Gaussians themselves, the flow of their analytic field, a file, or what
-vote rounds made; `plain` is what the plan itself samples, without its augmentation."""
+MODELS = ("release", "field", "model", "distilled", "prior", PLAIN)
+"""What can be sampled: the Gaussians themselves, the flow of their analytic field, or a file;
+`plain` is what the plan itself samples, without its augmentation."""
 TOKEN_MODELS = ("model", "prior")
 """What can be sampled of a plan of kind tokens."""
 GENERATOR_MODELS = (GENERATOR, PLAIN)
 """What can be sampled of a plan that releases an embedding."""
+POPULATION_MODELS = (POPULATION, "prior", PLAIN)
+"""What can be sampled of a plan whose records vote."""
 
 
 def sample(
@@ -235,6 +237,8 @@ def _models_of(plan: Plan) -> tuple[str, ...]:
     """What can be sampled of a plan."""
     if plan.stages.embedding is not None:
         return GENERATOR_MODELS
+    if plan.stages.votes is not None:
+        return POPULATION_MODELS
     return TOKEN_MODELS if plan.learns_tokens else MODELS
 
 

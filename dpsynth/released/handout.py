@@ -23,7 +23,8 @@ from dpsynth.artifacts.settled import (
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
 from dpsynth.console import note
 from dpsynth.errors import DataError, MissingError, ReplayError, typed
-from dpsynth.released.card import FILES, build_card, spent
+from dpsynth.released.card import build_card, spent
+from dpsynth.released.card_contents import FILES
 from dpsynth.released.card_page import NAME as CARD_PAGE
 from dpsynth.released.card_page import build_card_page
 from dpsynth.released.scores import refresh_scores

@@ -7,7 +7,8 @@ from dpsynth.artifacts.transcript import Transcript, seal
 from dpsynth.planning.release import Cells, Moments
 from dpsynth.planning.stages import Stages
 from dpsynth.planning.verify import verify
-from dpsynth.released.card import FILES, build_card
+from dpsynth.released.card import build_card
+from dpsynth.released.card_contents import FILES
 
 
 def card_of(moments: Moments, charged: int) -> list[str]:

@@ -17,7 +17,7 @@ from dpsynth.errors import DataError, MissingError, UsageError
 from dpsynth.models.wavelet.autoregressive import save_transformer
 from dpsynth.private.moments import release_moments
 from dpsynth.public.tokens import load_token_space
-from dpsynth.released.card import _how_made
+from dpsynth.released.card_contents import _how_made
 from dpsynth.released.completion import complete_wavelet
 from dpsynth.released.own import own_origin
 from dpsynth.released.sampling import sample

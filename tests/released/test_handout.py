@@ -21,7 +21,8 @@ from dpsynth.artifacts.transcript import read_transcript
 from dpsynth.errors import BudgetError, DataError, MissingError, ReplayError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import VerifiedPlan
-from dpsynth.released.card import FILES, build_card, spent, stamps
+from dpsynth.released.card import build_card, spent, stamps
+from dpsynth.released.card_contents import FILES
 from dpsynth.released.handout import hand_out
 
 

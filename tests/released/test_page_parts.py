@@ -10,7 +10,7 @@ from spendkit import make_lock, make_slots
 
 from dpsynth.accounting.statistics import ClassMoments
 from dpsynth.artifacts.lock import Slot
-from dpsynth.released.card import literal
+from dpsynth.released.card_contents import literal
 from dpsynth.released.page.chart import bar_chart
 from dpsynth.released.page.odds import RATES, odds_of
 from dpsynth.released.page.pictures import png_file, shrunk

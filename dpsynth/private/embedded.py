@@ -8,7 +8,7 @@ from typing import Any
 from dpsynth.artifacts.embedding import NAME, ReleasedEmbedding, save_embedding
 from dpsynth.artifacts.failpoints import reach
 from dpsynth.artifacts.lock import Slot
-from dpsynth.artifacts.spending import Spender, calibration_hash, spending
+from dpsynth.artifacts.spending import calibration_hash, spending
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.planning.verify import VerifiedPlan, require_allocated
@@ -68,15 +68,12 @@ def spend_embedding(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, A
         slot = spender.release_slot(STAGE)
         require_dim(slot, recipe)
         _require_noise(slot, several=plan.budget.column is not None)
-
-        def mechanism(noise: NoiseSource, steps: Hundredths) -> ReleasedEmbedding:
-            return release_embedding(stream.chunks(steps.moved), slot, recipe, noise, ranks)
-
         with progress(f"releasing the embedding: {recipe.kind}", 1) as bar:
             noise = NoiseSource.for_run(lock, str(slot.id))
-            _charge(spender, slot, ranks)
+            spender.charge(slot)
+            ranks.tell({"charged": slot.id})  # only now: it is on disk
             steps = Hundredths(bar)
-            released = mechanism(noise, steps)
+            released = release_embedding(stream.chunks(steps.moved), slot, recipe, noise, ranks)
             steps.finish()
         reach("mechanism:done")
         save_embedding(run.released / NAME, released)
@@ -90,11 +87,6 @@ def _follow(verified: VerifiedPlan, stream: CodeStream, ranks: Ranks) -> None:
     """Give the shard's sums once the main process tells that they are charged."""
     told = ranks.tell(None)
     give_sums(embedding_sums(stream, verified.lock.slots[told["charged"] - 1]), ranks)
-
-
-def _charge(spender: Spender, slot: Slot, ranks: Ranks) -> None:
-    spender.charge(slot)
-    ranks.tell({"charged": slot.id})  # only now: it is on disk
 
 
 def _require_noise(slot: Slot, *, several: bool) -> None:

@@ -11,15 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.artifacts.failpoints import reach
-from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.lock import Lock
 from dpsynth.artifacts.spending import Spender
 from dpsynth.artifacts.votes import ReleasedVotes, load_votes, save_votes, votes_name
 from dpsynth.distributed.ranks import ALONE, Ranks
-from dpsynth.errors import ReplayError
 from dpsynth.planning.evolution import round_name
 from dpsynth.private.encoding import UnitCodes
 from dpsynth.private.noise import NoiseSource
+from dpsynth.private.session import read_settled
 from dpsynth.private.votes import Ballot, ballot_of, give_votes, release_votes, vote_block
 
 Read = Callable[[], Iterable[UnitCodes]]
@@ -60,15 +59,7 @@ class SpentVotes:
         Raises MissingError or ReplayError where the file is gone or another one by now.
         """
         digest = self._spender.settled_digest(round_name(number))
-        if digest is None:
-            return None
-        path = self._released / votes_name(number)
-        if sha256_file(path) != digest:
-            raise ReplayError(
-                f"{path.name} is not what the transcript settled: no later round may rest on it",
-                hint="restore the file, or plan a new run (its budget adds up)",
-            )
-        return load_votes(path)
+        return read_settled(self._released / votes_name(number), digest, load_votes)
 
     def release(
         self,

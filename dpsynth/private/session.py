@@ -64,6 +64,23 @@ def rounds_in(lock: Lock) -> tuple[Round, ...]:
     )
 
 
+def read_settled(
+    path: Path, digest: str | None, load: Callable[[Path], Released]
+) -> Released | None:
+    """What a round released, read back from its file; None while nothing settled (no digest).
+
+    Raises MissingError or ReplayError where the file is gone or another one by now.
+    """
+    if digest is None:
+        return None
+    if sha256_file(path) != digest:
+        raise ReplayError(
+            f"{path.name} is not what the transcript settled: no later round may rest on it",
+            hint="restore the file, or plan a new run (its budget adds up)",
+        )
+    return load(path)
+
+
 class Hundredths:
     """One unit of a bar, moved by whole hundredths of what is told."""
 
@@ -136,16 +153,7 @@ class Session:
 
         Raises MissingError or ReplayError where the file is gone or another one by now.
         """
-        digest = self._digest(made)
-        if digest is None:
-            return None
-        path = self._path(made)
-        if sha256_file(path) != digest:
-            raise ReplayError(
-                f"{path.name} is not what the transcript settled: no later round may rest on it",
-                hint="restore the file, or plan a new run (its budget adds up)",
-            )
-        return load(path)
+        return read_settled(self._path(made), self._digest(made), load)
 
     def spend(
         self, made: Round, mechanism: Mechanism[Released], save: Callable[[Path, Released], None]

@@ -90,7 +90,6 @@ def load_map(run: RunDir, plan: Plan) -> tuple[MapRecipe, FeatureMap]:
         )
     recipe = load_recipe(path)
     shape = (image.height, image.width, image.channels)
-    # Of Hermite features the dim of a made map may be smaller: pairs may be fewer than declared.
     if (recipe.kind, recipe.shape) != (settings.kind, shape):
         raise UsageError(
             f"{MAP_NAME} is a {recipe.kind} map of images of {recipe.shape}, and the plan has "

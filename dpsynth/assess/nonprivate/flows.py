@@ -17,9 +17,7 @@ from dpsynth.assess.nonprivate.room import Place, load_model, save_model
 from dpsynth.console import note
 from dpsynth.errors import MissingError, PlanError
 from dpsynth.models.autoencoder import as_bytes
-from dpsynth.models.flow import euler
 from dpsynth.models.seeding import generator
-from dpsynth.models.threads import one_thread
 from dpsynth.models.trainable import train_only
 from dpsynth.models.velocity import build_for, describe
 from dpsynth.planning.allocation import horizon_of
@@ -32,7 +30,7 @@ from dpsynth.private.steps import Workload
 from dpsynth.public.representation import load_representation
 from dpsynth.released.asked import Asked
 from dpsynth.released.distill import teach
-from dpsynth.released.drawing import Draw
+from dpsynth.released.drawing import Draw, flow_draw
 from dpsynth.released.finishing import finish_of
 from dpsynth.released.gaussians import ReleasedMixture, load_mixture
 from dpsynth.released.guidance import Guide, TiltedStart
@@ -179,23 +177,7 @@ def _described(model: nn.Module, plan: Plan, asked: Asked) -> nn.Module:
 
 def _flow(model: nn.Module, plan: Plan, asked: Asked, start: Start) -> Draw:
     """The plan's Euler sampler of a model."""
-    settings, dim = plan.sampling, plan.representation.code
-    first, begin = (None, 0.0) if start is None else start
-
-    def draw(labels: Tensor, source: torch.Generator) -> Tensor:
-        noise = torch.randn(len(labels), dim, generator=source)
-        with one_thread():
-            return euler(
-                model,
-                noise if first is None else first(labels, source),
-                labels,
-                null=asked.count,
-                steps=settings.steps,
-                guidance=settings.guidance,
-                start_time=begin,
-            )
-
-    return draw
+    return flow_draw(model, plan, asked, *(start or ()))[0]
 
 
 def _finished(verified: VerifiedPlan, draw: Draw) -> Pictures:

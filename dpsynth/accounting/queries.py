@@ -1,4 +1,4 @@
-"""Sums that other methods than moments ask for: mean embeddings, votes, class sums of subsets.
+"""Sums without second moments: means, mean embeddings, votes, class sums of subsets.
 
 As the statistics of `accounting.statistics`, which lists them; adjacency is add-or-remove-one.
 """
@@ -8,6 +8,35 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpsynth.accounting import checks
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Counts and sums by class, released together, and no second moments (equation A18).
+
+    One record of class y with code z, ||z|| <= R, adds `count` to the count of y and `sum` z/R to
+    the sum of y. `classes` is 1 where all records are one group. Derivation: docs/maths/moments.md,
+    M6.
+
+    >>> from dpsynth.accounting.statistics import sensitivity
+    >>> sensitivity(ClassMeans(0.6, 0.8, classes=102, dim=64))
+    1.0
+    """
+
+    count: float
+    sum: float
+    classes: int
+    dim: int
+
+    kind: ClassVar[str] = "class-means"
+
+    def __post_init__(self) -> None:
+        checks.coerce(self, count=checks.positive, sum=checks.positive)
+        checks.coerce(self, classes=checks.whole, dim=checks.whole)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`, as JSON values."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from dpsynth.accounting import checks
-from dpsynth.accounting.queries import CentralSums, EmbeddingSums, VoteHistogram
+from dpsynth.accounting.queries import CentralSums, ClassMeans, EmbeddingSums, VoteHistogram
 from dpsynth.errors import ReplayError
 
 
@@ -298,6 +298,7 @@ class BucketedGradientSums:
 
 Statistic = (
     ClassMoments
+    | ClassMeans
     | CellSums
     | CellMoments
     | EmbeddingSums
@@ -316,6 +317,7 @@ _KINDS: dict[str, type[Statistic]] = {
     cls.kind: cls
     for cls in (
         ClassMoments,
+        ClassMeans,
         CellSums,
         CellMoments,
         EmbeddingSums,
@@ -337,7 +339,7 @@ def sensitivity(statistic: Statistic) -> float:
     match statistic:
         case ClassMoments() | CellMoments():
             return math.hypot(statistic.count, statistic.sum, statistic.second)
-        case CellSums() | EmbeddingSums():
+        case ClassMeans() | CellSums() | EmbeddingSums():
             return math.hypot(statistic.count, statistic.sum)
         case CrossMoments():
             return math.hypot(statistic.caption, statistic.cross, statistic.second)

@@ -20,9 +20,12 @@ class ReleasedMoments:
     """Noisy sums over the private records, of codes clipped to the ball of `radius`.
 
     counts (Y,), sums (Y, d), seconds (Y, d, d) by class or (1, d, d) shared: all sums, none
-    divided by a count. Every entry carries Gaussian noise: std `count_std`, `sum_std`, and in
-    seconds `second_std` on the diagonal and `second_std` / sqrt(2) off it (the two halves are
-    one draw), so that an entry is as noisy as it is in an isotropic Frobenius-norm mechanism.
+    divided by a count. With covariance `public` there are no seconds, (0, d, d), their noise is 0,
+    and Y is 1 where all records are one group.
+
+    Every entry carries Gaussian noise: std `count_std`, `sum_std`, and in seconds `second_std` on
+    the diagonal and `second_std` / sqrt(2) off it (the two halves are one draw), so that an entry
+    is as noisy as it is in an isotropic Frobenius-norm mechanism.
     """
 
     counts: NDArray[np.float64]
@@ -36,7 +39,7 @@ class ReleasedMoments:
 
     @property
     def classes(self) -> int:
-        """Number of declared classes Y."""
+        """Number of groups Y that counts and sums are of: the declared classes, or one."""
         return len(self.counts)
 
     @property
@@ -47,7 +50,7 @@ class ReleasedMoments:
     def check(self) -> None:
         """Raise UsageError when shapes or numbers make no sense."""
         classes, dim = self.classes, self.sums.shape[-1]
-        blocks = classes if self.covariance == "class" else 1
+        blocks = {"class": classes, "public": 0}.get(self.covariance, 1)
         shapes = (self.counts.shape, self.sums.shape, self.seconds.shape)
         if shapes != ((classes,), (classes, dim), (blocks, dim, dim)) or classes < 1 or dim < 1:
             raise UsageError(f"{NAME} holds arrays of shapes {shapes} that do not fit together")
@@ -56,6 +59,8 @@ class ReleasedMoments:
         finite = all(np.isfinite(a).all() for a in arrays) and np.isfinite(numbers).all()
         if not finite or min(numbers) < 0 or self.radius == 0:
             raise UsageError(f"{NAME} holds a value that is not finite, or a negative noise")
+        if blocks == 0 and self.second_std != 0:
+            raise UsageError(f"{NAME} states noise on second moments, and holds none")
 
 
 def save_moments(path: Path, moments: ReleasedMoments) -> None:

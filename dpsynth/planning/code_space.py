@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dpsynth.planning.frozen import Latent
 from dpsynth.planning.section import misfit
 from dpsynth.planning.tokens import Tokens
 from dpsynth.planning.wavelets import Canvas, code_of, require_band
@@ -16,9 +17,11 @@ def with_code(values: Any) -> Any:
         space, image = values["representation"], values["private"]["image"]
         kind = space["kind"]
         wavy = kind == "wavelet" or "levels" in space  # a misspelt kind is named later
-        if "code" in space or not (wavy or kind in {"pixels", "tokens"}):
+        if "code" in space or not (wavy or kind in {"pixels", "tokens", "latent"}):
             return values
-        if kind == "tokens":
+        if kind == "latent":
+            code = _latent_numbers(values.get("prior"))
+        elif kind == "tokens":
             code = _private_tokens(values.get("tokens"), image)
         elif wavy:
             code = code_of(space, image)
@@ -38,6 +41,14 @@ def _private_tokens(tokens: Any, image: Any) -> int:
         return 1
 
 
+def _latent_numbers(prior: Any) -> int:
+    """Numbers of a latent by a plan's raw values; 1 where they are at fault, found later."""
+    try:
+        return Latent.model_validate(prior["latent"]).dim
+    except (TypeError, KeyError, ValueError):
+        return 1
+
+
 def require_code(
     shape: tuple[int, int, int],
     kind: str,
@@ -46,6 +57,7 @@ def require_code(
     levels: int | None,
     padded: Canvas | None,
     tokens: Tokens | None,
+    latent: Latent | None = None,
 ) -> None:
     """Raise where images of `shape` (height, width, channels) have no code of so many numbers."""
     height, width, channels = shape
@@ -58,6 +70,13 @@ def require_code(
                 "representation.code",
                 hint="write `representation: {kind: tokens}`, without `code`",
             )
+    if kind == "latent" and latent is not None and code != latent.dim:
+        raise misfit(
+            f"representation.code is {code}, and prior.latent has {latent.dim} numbers; leave "
+            "`code` out",
+            "representation.code",
+            hint="write `representation: {kind: latent}`, without `code`",
+        )
     pixels = height * width * channels
     if kind == "wavelet" and levels is not None:
         require_band(height, width, channels, code=code, levels=levels, padded=padded)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from dpsynth.errors import PlanError
 from dpsynth.planning.schema import Plan
 from dpsynth.planning.section import MISFIT, Section
+from dpsynth.planning.training import PRIOR_TAGS
 
 Loc = tuple[int | str, ...]
 
@@ -121,7 +122,7 @@ def _words(path: str, problems: Sequence[Any]) -> tuple[str, str]:
         return f"`{path}.{tag}`: got {shown(given)}, expected {tags}", hint
     if kind == MISFIT:
         # Keys in the reason are seen from the section that holds them.
-        section = ".".join(map(str, first["loc"]))
+        section = ".".join(str(part) for part in first["loc"] if part not in PRIOR_TAGS)
         hint = first["ctx"]["hint"] or "change the plan so that this holds"
         return f"{section + ': ' if section else ''}{first['ctx']['reason']}", hint
     if kind == "value_error":

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
+from dpsynth.artifacts.adapter import DIFFUSERS, PEFT
+from dpsynth.artifacts.adapter import FOLDER as ADAPTER
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.manifest import NAME as MANIFEST
@@ -233,13 +235,19 @@ def _refuse_unknown(handed: Path) -> None:
 
 
 def _refuse_unpaid(handed: Path, settled: dict[str, set[str]]) -> None:
-    """Populations, generator and warm start follow from releases that the transcript settled."""
+    """What is made of releases, or of the trained model, is there with what it is made of."""
     for name, source in FOLLOWS.items():
         if (handed / name).is_file() and not settled.get(source):
             raise ReplayError(
                 f"{name} is made of {source}, which no charge of this transcript settled",
                 hint="it comes from another transcript: ask for that one",
             )
+    adapter = [name for name in (PEFT, DIFFUSERS) if (handed / ADAPTER / name).is_file()]
+    if adapter and not (MODEL in settled and (handed / MODEL).is_file()):
+        raise ReplayError(
+            f"{ADAPTER}/{adapter[0]} is there without the {MODEL} that it is made of",
+            hint="ask the custodian for a whole copy",
+        )
 
 
 def _check_calibration(folder: Path, transcript: Transcript) -> None:

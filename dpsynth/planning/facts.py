@@ -12,7 +12,12 @@ from pydantic.fields import FieldInfo
 
 from dpsynth.planning.section import LATER
 
-_PATHS = {"idx": ("images", "labels"), "folder": ("path",), "npz": ("path",)}
+_PATHS = {
+    "idx": ("images", "labels"),
+    "folder": ("path",),
+    "npz": ("path",),
+    "diffusers": ("model",),
+}
 _ENCODED = "sentence"  # a caption release with a text encoder's folder
 _ENCODER_WIDTH = "encoder_width"  # said of a transformer with one, and of no other
 _FREE = "free"  # captions of any form

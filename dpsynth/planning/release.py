@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dpsynth.planning.captions import CaptionRelease
-from dpsynth.planning.section import PositiveFloat, PositiveInt, Section, later
+from dpsynth.planning.section import PositiveFloat, PositiveInt, Section, later, misfit
 
 
 class Blocks(Section):
@@ -42,11 +42,16 @@ class Cells(Section):
 class Moments(Section):
     """The moment release (StraightDP, section 3.1): one Gaussian mechanism, or the paper's two.
 
-    `rank`, `floor`, `least_count`: post-processing of the noisy second moments.
+    covariance: of each class, one `shared` by all, or `public`: counts and sums alone are
+        released, and the covariance is that of the public images.
+    groups: of `covariance: public`; a mean for each class, or one for `all` records. `auto`: by
+        class where the declared numbers leave a class mean more than its noise
+        (`planning.groups`).
+    rank, floor, least_count: post-processing of the noisy second moments.
     """
 
     weight: PositiveFloat = 1.0
-    covariance: Literal["class", "shared"] = "class"
+    covariance: Literal["class", "shared", "public"] = "class"
     sensitivity: Literal["tight", "paper"] = "tight"
     blocks: Blocks = Blocks()
     rank: PositiveInt | None = None
@@ -56,6 +61,18 @@ class Moments(Section):
     cells: Cells | None = later(None)
     projection: PositiveInt | None = later(None)
     captions: CaptionRelease | None = later(None)
+    groups: Literal["class", "all", "auto"] = later("class")
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> "Moments":
+        if self.groups != "class" and self.covariance != "public":
+            raise misfit(
+                f"groups: {self.groups} releases no second moments, and covariance is "
+                f"{self.covariance}",
+                "groups",
+                hint="write `covariance: public`, or leave `groups` out",
+            )
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Moments":

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dpsynth.errors import PlanError
 from dpsynth.planning.caption_fits import require_captions
 from dpsynth.planning.captions import Captions, Template
 from dpsynth.planning.central import Central
@@ -15,6 +16,8 @@ from dpsynth.planning.code_space import require_code, with_code
 from dpsynth.planning.embedding import Embedding
 from dpsynth.planning.evolution import Evolution
 from dpsynth.planning.facts import with_paths, without_paths
+from dpsynth.planning.frozen import FrozenPrior
+from dpsynth.planning.frozen_fits import require_frozen
 from dpsynth.planning.methods import Method, require_method, with_method
 from dpsynth.planning.sampling import Sampling
 from dpsynth.planning.section import (
@@ -25,11 +28,11 @@ from dpsynth.planning.section import (
     later,
     misfit,
 )
-from dpsynth.planning.source_kinds import Source
+from dpsynth.planning.source_kinds import PublicSource, Source
 from dpsynth.planning.stages import Stages
 from dpsynth.planning.token_fits import require_token_plan, with_token_numbers
 from dpsynth.planning.tokens import Tokens
-from dpsynth.planning.training import Distillation, Prior
+from dpsynth.planning.training import AnyPrior, Distillation, Prior
 from dpsynth.planning.units import PrivacyUnit, UnitColumn, require_named, require_units
 from dpsynth.planning.velocity import Velocity
 from dpsynth.planning.wavelets import Canvas, Levels, require_wavelet
@@ -154,15 +157,16 @@ class Autoencoder(Section):
 
 
 class Representation(Section):
-    """The public code space: PCA, an autoencoder, pixels, the LL0 band of a wavelet, or tokens.
+    """The public code space: PCA, an autoencoder, pixels, a wavelet's LL0 band, latents or tokens.
 
     Pixels and LL0 are centred and scaled by public ones, nothing more; their `code` follows from
     the image (of LL0: its sides, `padded` or rounded up, by 2^levels) and may be left out.
+    `latent`: the latents of the frozen prior's VAE about their public mean, in its own units.
     `tokens`: those of the plan's section `tokens`; `code` is how many of them training sees.
     `clip_quantile`: the clip radius R is this quantile of the public codes' norms.
     """
 
-    kind: Literal["pca", "autoencoder", "pixels", "wavelet", "tokens"]
+    kind: Literal["pca", "autoencoder", "pixels", "wavelet", "latent", "tokens"]
     code: PositiveInt
     clip_quantile: Fraction = 0.99
     autoencoder: Autoencoder = Autoencoder()
@@ -195,7 +199,7 @@ class Plan(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     budget: Budget
     private: Private
-    public: Annotated[list[Source], Field(min_length=1)]
+    public: Annotated[list[PublicSource], Field(min_length=1)]
     representation: Representation
     method: Method | None = later(None)
     embedding: Embedding | None = later(None)
@@ -205,7 +209,7 @@ class Plan(Section):
     split: Literal["noise", "epsilon"] = "noise"
     velocity: Velocity = Velocity()
     tokens: Tokens | None = later(None)
-    prior: Prior = Prior()
+    prior: AnyPrior = Prior()
     distillation: Distillation | None = None
     sampling: Sampling = Sampling()
     evaluation: Evaluation = Evaluation()
@@ -219,6 +223,11 @@ class Plan(Section):
     @model_validator(mode="after")
     def _method_fits(self) -> "Plan":
         require_method(self)
+        return self
+
+    @model_validator(mode="after")
+    def _frozen_fits(self) -> "Plan":
+        require_frozen(self)
         return self
 
     @model_validator(mode="after")
@@ -236,6 +245,7 @@ class Plan(Section):
             levels=space.levels,
             padded=space.padded,
             tokens=self.tokens,
+            latent=self.frozen.latent if self.frozen else None,
         )
         return self
 
@@ -243,6 +253,14 @@ class Plan(Section):
     def _stages_fit(self) -> "Plan":
         if self.distillation is not None and self.stages.moments is None:
             raise misfit("distillation needs stages.moments", "distillation")
+        train = self.stages.train
+        if train is not None and train.times != "uniform" and self.distillation is not None:
+            raise misfit(
+                f"stages.train.times: {train.times} draws from all of (0, 1), and after "
+                "distillation training goes on from its horizon",
+                "stages.train.times",
+                hint="write `times: uniform`, or leave `distillation` out",
+            )
         if self.sampling.method in {"release", "guide"} and self.stages.moments is None:
             raise misfit(
                 f"sampling.method: {self.sampling.method} needs stages.moments",
@@ -288,6 +306,18 @@ class Plan(Section):
             if self.stages.evaluation is not None:
                 require_named(self.private.held_out.by)
         return self
+
+    @property
+    def frozen(self) -> FrozenPrior | None:
+        """The frozen text-to-image model that is the prior; None where it is pretrained here."""
+        return self.prior if isinstance(self.prior, FrozenPrior) else None
+
+    @property
+    def pretraining(self) -> Prior:
+        """How the prior is trained on public codes. Raises PlanError where it is frozen."""
+        if isinstance(self.prior, FrozenPrior):
+            raise PlanError("the plan's prior is frozen: there is no public training of it")
+        return self.prior
 
     @property
     def has_codes(self) -> bool:

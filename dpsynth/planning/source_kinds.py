@@ -61,7 +61,29 @@ class GlyphsSource(Section):
     digit_like: bool = False
 
 
+class PriorSource(Section):
+    """Images that the plan's frozen prior draws by itself, for its conditions in turn.
+
+    They are public: nothing private has a part in them, and they are drawn once (`public_seed`).
+    """
+
+    kind: Literal["prior"]
+    count: PositiveInt = 256
+
+
 Source = Annotated[
     IdxSource | FolderSource | NpzSource | DigitsSource | LettersSource | GlyphsSource,
     Field(discriminator="kind"),
 ]
+"""Where records may lie."""
+PublicSource = Annotated[
+    IdxSource
+    | FolderSource
+    | NpzSource
+    | DigitsSource
+    | LettersSource
+    | GlyphsSource
+    | PriorSource,
+    Field(discriminator="kind"),
+]
+"""Where public images come from."""

@@ -14,6 +14,7 @@ from dpsynth.accounting.statistics import (
 from dpsynth.artifacts.lock import Lock
 from dpsynth.console import table
 from dpsynth.planning.facts import with_paths
+from dpsynth.planning.groups import MEANS, means_facts, means_notes
 from dpsynth.planning.method_notes import method_notes
 from dpsynth.planning.tokens import Tokens
 from dpsynth.planning.units import unit_words
@@ -127,6 +128,7 @@ def as_json(lock: Lock) -> dict[str, Any]:
         "spares": sum(slot.spare for slot in lock.slots),
         "split": lock.facts["split"],
         "allocation": lock.allocation,
+        MEANS: means_facts(lock),
         "plan_hash": lock.plan_hash,
         "lock_hash": lock.lock_hash,
         "noise_source": lock.noise_source,
@@ -172,6 +174,7 @@ def _footnotes(lock: Lock, where: str) -> Iterator[str]:
                 f"evaluation: {matrix.classes} x {matrix.classes} cells, each +- {cell} held-out "
                 f"records of noise, their number +- {total}"
             )
+    yield from means_notes(lock)
     yield from method_notes(lock)
     yield from _tokens(lock.facts)
     yield (

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpsynth.planning.section import Section, misfit
 from dpsynth.planning.tokens import Tokens, require_tokens
+from dpsynth.planning.training import Prior
 
 if TYPE_CHECKING:
     from dpsynth.planning.schema import Plan
@@ -51,7 +52,7 @@ def require_token_plan(plan: "Plan") -> None:
         _require_no_tokens(plan, learned)
     else:
         require_tokens(tokens, plan.private.image.height, plan.private.image.width)
-    if tokens is not None and plan.prior.steps == 0:
+    if tokens is not None and isinstance(plan.prior, Prior) and plan.prior.steps == 0:
         raise misfit(
             "prior.steps: 0 leaves the transformer of tokens untaught, and public images teach it",
             "prior.steps",
@@ -60,7 +61,7 @@ def require_token_plan(plan: "Plan") -> None:
     if learned:
         _require_learned(plan)
         return
-    if plan.stages.train is not None:
+    if plan.stages.train is not None and plan.frozen is None:
         _require_flow(plan.stages.train, plan.velocity.kind)
     if tokens is not None:
         _require_completed(plan, tokens)
@@ -129,6 +130,12 @@ def _require_token_steps(train: "Train", *, single: bool) -> None:
             "stages.train.buckets",
             hint="leave `buckets` out",
         )
+    if train.times != "uniform":
+        raise misfit(
+            f"stages.train.times: {train.times}, and training on tokens has no times",
+            "stages.train.times",
+            hint="leave `times` out",
+        )
     if single and train.multiplicity != 1:
         raise misfit(
             f"stages.train.multiplicity is {train.multiplicity}: on tokens it counts the images "
@@ -164,7 +171,8 @@ def _require_read(plan: "Plan") -> None:
 def _require_flow(train: "Train", velocity: str) -> None:
     if train.parameters == "lora":
         raise misfit(
-            "stages.train.parameters: lora is for `representation: {kind: tokens}`",
+            "stages.train.parameters: lora is for `representation: {kind: tokens}` and for a "
+            "frozen prior",
             "stages.train.parameters",
             hint="write `parameters: attention`, with velocity.kind: mmdit, or leave it out",
         )

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpsynth.accounting import discrete
-from dpsynth.accounting.queries import CentralSums, EmbeddingSums, VoteHistogram
+from dpsynth.accounting.queries import CentralSums, ClassMeans, EmbeddingSums, VoteHistogram
 from dpsynth.accounting.statistics import (
     BucketedGradientSums,
     CellMoments,
@@ -29,6 +29,7 @@ from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.errors import PlanError
 from dpsynth.planning.allocation import held_clips
 from dpsynth.planning.captions import CaptionRelease, Template
+from dpsynth.planning.groups import mean_groups
 from dpsynth.planning.method_slots import Draft, method_draws, method_slots
 from dpsynth.planning.release import Blocks, Cells, EvaluationRelease, Moments
 from dpsynth.planning.rounds import FIRST, LAST, Rounds, rounds_of
@@ -103,11 +104,14 @@ def feature_dim(plan: Plan) -> int:
     return found + has_constant(plan)
 
 
-def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic, float]]:
+def moment_statistics(
+    plan: Plan, moments: Moments, multiplier: float | None = None
+) -> list[tuple[str, Statistic, float]]:
     """Name, statistic and share of each release of the moments stage (section 3.1), in order.
 
     The share is that of 1/sigma^2: sigma is the stage's noise multiplier over its root. Rounds
     share one Gaussian (A16); each of the paper's two mechanisms has the multiplier whole.
+    `multiplier`: the stage's, on which the groups of means may rest; None: the most groups.
     """
     if moments.captions is not None:
         return list(_caption_statistics(plan, moments, moments.captions))
@@ -117,6 +121,8 @@ def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic
             ("moments-sums", PaperClassSums(classes=classes, dim=dim), 1.0),
             ("moments-second", PaperSecondMoment(capacity=plan.private.capacity, dim=dim), 1.0),
         ]
+    if moments.covariance == "public":
+        return [(FIRST, _means_statistic(plan, moments, multiplier), 1.0)]
     a, b, c = block_weights(moments.blocks)
     statistic = ClassMoments(
         count=a, sum=b, second=c, covariance=moments.covariance, classes=classes, dim=dim
@@ -126,6 +132,21 @@ def moment_statistics(plan: Plan, moments: Moments) -> list[tuple[str, Statistic
         return [(FIRST, statistic, 1.0)]
     found = _cell_statistics(moments.cells, rounds, classes, dim)
     return [(name, found.get(name, statistic), share) for name, share in rounds.releases]
+
+
+def _means_statistic(plan: Plan, moments: Moments, multiplier: float | None) -> ClassMeans:
+    """Counts and sums alone (docs/maths/moments.md, M6)."""
+    a, b = _roots(moments.blocks.count, moments.blocks.sum)
+    dim = released_dim(plan)
+    groups = mean_groups(
+        moments,
+        classes=plan.private.conditions,
+        capacity=plan.private.capacity,
+        dim=dim,
+        weight=b,
+        multiplier=multiplier,
+    )
+    return ClassMeans(count=a, sum=b, classes=groups, dim=dim)
 
 
 def _caption_statistics(
@@ -177,7 +198,7 @@ def _moment_slots(plan: Plan, multipliers: Mapping[str, float]) -> Iterator[Draf
     moments = plan.stages.moments
     if moments is None or "moments" not in multipliers:
         return
-    releases = moment_statistics(plan, moments)
+    releases = moment_statistics(plan, moments, multipliers["moments"])
     for name, statistic, share in releases:
         yield "moments", name, statistic, share, None, None, False
     for number in range(1, moments.spares + 1):
@@ -339,7 +360,7 @@ def coordinates(statistic: Statistic) -> int:
             return _triangle(features) + dim * features
         case ConfusionMatrix(classes=classes):
             return classes * classes + 1
-        case EmbeddingSums(classes=classes, dim=dim):
+        case ClassMeans(classes=classes, dim=dim) | EmbeddingSums(classes=classes, dim=dim):
             return classes * (1 + dim)
         case VoteHistogram(bins=bins):
             return bins

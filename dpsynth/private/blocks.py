@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.accounting.queries import EmbeddingSums
+from dpsynth.accounting.queries import ClassMeans, EmbeddingSums
 from dpsynth.accounting.statistics import (
     CellMoments,
     CellSums,
@@ -120,7 +120,7 @@ def _scales(slots: Sequence[Slot]) -> tuple[float, float, float | None]:
     match [slot.statistic for slot in slots]:
         case [ClassMoments() | CellMoments() as joint]:
             return stds[0] / joint.count, stds[0] / joint.sum, stds[0] / joint.second
-        case [CellSums() | EmbeddingSums() as joint]:
+        case [ClassMeans() | CellSums() | EmbeddingSums() as joint]:
             return stds[0] / joint.count, stds[0] / joint.sum, None
         case [PaperClassSums(), PaperSecondMoment() as second]:
             # Released are (n, S / 2R) and M / (N R^2); both are scaled back to plain sums.

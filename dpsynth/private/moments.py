@@ -1,9 +1,9 @@
 """The moment release: class moments (StraightDP, section 3.1), then the plan's cell rounds.
 
-A caption release (equation 5) is one round in place of them. Each round sees the records and what
-earlier rounds released. Sensitivities in docs/maths/moments.md, docs/maths/cells.md and
-docs/maths/cross.md, of units of several images in docs/maths/units.md; a slot's statistic carries
-its own.
+A caption release (equation 5) is one round in place of them; so are means alone (section 4.4).
+Each round sees the records and what earlier rounds released. Sensitivities in
+docs/maths/moments.md, docs/maths/cells.md and docs/maths/cross.md, of units of several images in
+docs/maths/units.md; a slot's statistic carries its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsynth.accounting.queries import ClassMeans
 from dpsynth.accounting.statistics import CellMoments, CellSums, ClassMoments
 from dpsynth.artifacts.cells import ReleasedCells, load_cells, save_cells
 from dpsynth.artifacts.cross import ReleasedCross, load_cross, save_cross
@@ -32,10 +36,10 @@ from dpsynth.private.encoding import UnitCodes, private_stream
 from dpsynth.private.lattice import ExactSums
 from dpsynth.private.noise import NoiseSource
 from dpsynth.private.session import Round, Session, rounds_in
-from dpsynth.private.shares import unit_sums
+from dpsynth.private.shares import NOWHERE, unit_sums
 from dpsynth.private.together import give_sums, require_same_codes, total_sums
 from dpsynth.public.projection import load_release_space
-from dpsynth.public.within import load_within
+from dpsynth.public.within import load_spread
 from dpsynth.released import centres as public_centres
 from dpsynth.released.estimate import estimate
 from dpsynth.vault.checked import require_checked
@@ -73,7 +77,7 @@ def release_moments(verified: VerifiedPlan, ranks: Ranks = ALONE) -> dict[str, A
     require_same_codes(representation, ranks)
     captioned = load_captioned(run, verified.plan, representation, ranks)
     # The estimate will need it: refused here, before the budget is spent, and not after.
-    load_within(run, verified.plan)
+    load_spread(run, verified.plan)
     alone = lock.last_stage == "moments"
     with spending(
         run, lock, calibration_hash=calibration_hash(run), noise_source=verified.noise_source
@@ -160,19 +164,37 @@ def class_sums(chunks: Iterable[UnitCodes], slots: tuple[Slot, ...], classes: in
     """Exact sums of the class round: of records, or of units by their shares. Never released.
 
     One pass over one chunk or more, each of whole units. Where the release has one second moment
-    for all classes, there is one here: seconds (1, d, d).
+    for all classes, there is one here: seconds (1, d, d). Of means alone there is none, and one
+    group for all `classes` where the lock's statistic says so.
 
-    Raises PlanError where the slots' statistic does not hold for units of several images.
+    Raises PlanError where the slots' statistic does not hold for units of several images, or is of
+    another number of classes.
     """
-    last = slots[-1].statistic
+    first, last = slots[0].statistic, slots[-1].statistic
     pooled = not (isinstance(last, ClassMoments) and last.covariance == "class")
+    means = isinstance(first, ClassMeans)
+    groups = first.classes if isinstance(first, ClassMeans) else classes
     return unit_sums(
         chunks,
-        classes,
-        lambda chunk: (chunk.codes, chunk.labels),
-        slots[0].statistic,
-        pooled=pooled,
+        groups,
+        lambda chunk: (chunk.codes, groups_of(chunk.labels, groups, classes)),
+        first,
+        second=not means,
+        pooled=pooled and not means,
     )
+
+
+def groups_of(labels: NDArray[np.int64], groups: int, classes: int) -> NDArray[np.int64]:
+    """The group (n,) that each record's counts and sums go to: its class, or 0 for all of them.
+
+    A label that is no class has no group, also where there is one for all.
+    Raises PlanError where the groups are neither the classes nor one.
+    """
+    if groups == classes:
+        return labels
+    if groups != 1:
+        raise PlanError(f"the lock releases means of {groups} groups, and there are {classes}")
+    return np.where((labels >= 0) & (labels < classes), 0, NOWHERE)
 
 
 def _cell_rounds(
@@ -235,12 +257,14 @@ def add_noise(
     blocks = blocks.finer(exact.bits)
     seconds = exact.seconds if covariance == "class" else exact.seconds.sum(axis=0, keepdims=True)
     noisy = blocks.release(replace(exact, seconds=seconds), noise)
-    if noisy.seconds is None:
-        raise PlanError("the lock's first round releases no second moment")
+    none = covariance == "public"
+    if (noisy.seconds is None) is not none:
+        raise PlanError("the lock's first round does not release the plan's second moments")
+    dim = noisy.sums.shape[1]
     return ReleasedMoments(
         counts=noisy.counts,
         sums=noisy.sums,
-        seconds=noisy.seconds,
+        seconds=np.zeros((0, dim, dim)) if noisy.seconds is None else noisy.seconds,
         count_std=blocks.counts.real_std,
         sum_std=blocks.sums.real_std,
         second_std=blocks.second_std,

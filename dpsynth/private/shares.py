@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsynth.accounting.queries import EmbeddingSums
+from dpsynth.accounting.queries import ClassMeans, EmbeddingSums
 from dpsynth.accounting.statistics import (
     CellMoments,
     CellSums,
@@ -68,7 +68,7 @@ def weights_of(statistic: Statistic) -> Weights | CrossWeights:
             return Weights(a, b, c, covariance == "shared")
         case CellMoments(count=a, sum=b, second=c):
             return Weights(a, b, c)
-        case CellSums(count=a, sum=b) | EmbeddingSums(count=a, sum=b):
+        case ClassMeans(count=a, sum=b) | CellSums(count=a, sum=b) | EmbeddingSums(count=a, sum=b):
             return Weights(a, b, 0.0)
         case CrossMoments(caption=a, cross=b, second=c, dim=dim):
             return CrossWeights(a, b, c, dim)

@@ -110,6 +110,16 @@ class Workload:
         index = step % self.settings.buckets
         return self.low + index * width, self.low + (index + 1) * width
 
+    def times(self, draws: tuple[int, ...], step: int, source: torch.Generator) -> Tensor:
+        """Times of a step's draws: uniform in its bucket, or logit-normal on (0, 1).
+
+        The logit is standard normal (Esser et al. 2024, section 3.1).
+        """
+        if self.settings.times == "logit-normal":
+            return torch.randn(draws, generator=source).sigmoid()
+        low, high = self.bucket(step)
+        return low + (high - low) * torch.rand(draws, generator=source)
+
     def batch(
         self,
         data: PrivateCodes,
@@ -192,8 +202,7 @@ def draw_batch(
     """
     codes, labels = data.sampled(noise, rate, work.settings.multiplicity, source)
     draws = (len(codes), work.settings.multiplicity)
-    low, high = work.bucket(step)
-    t = low + (high - low) * torch.rand(draws, generator=source)
+    t = work.times(draws, step, source)
     xi = torch.randn((*draws, codes.shape[-1]), generator=source)
     return codes, drop_labels(labels, work.settings.label_dropout, work.classes, source), t, xi
 

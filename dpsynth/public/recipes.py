@@ -16,7 +16,7 @@ from dpsynth.public.representation import GEOMETRY
 from dpsynth.public.start import uses_plateau
 from dpsynth.public.tokens import token_files
 from dpsynth.public.vote_stage import vote_files, vote_recipe
-from dpsynth.public.within import WITHIN, uses_within
+from dpsynth.public.within import WITHIN, uses_total, uses_within
 
 PRIOR = "prior.safetensors"
 WITHIN_KEY = "within_sha256"
@@ -27,7 +27,8 @@ _DEFORMED, _SHARPENED, _PROJECTED, _GUIDED = 2, 2, 1, 1
 def geometry_recipe(job: Job) -> str:
     """Of the code space."""
     settings = job.plan.facts()["representation"]
-    later = [_DEFORMED] if job.plan.representation.autoencoder.deform > 0 else []
+    later: list[Any] = [_DEFORMED] if job.plan.representation.autoencoder.deform > 0 else []
+    later += [] if job.frozen is None else [job.frozen.found.weights_sha256]
     kept = {k: v for k, v in settings.items() if k != "clip_quantile"}
     return job.recipe("representation", kept, *later)
 
@@ -35,8 +36,10 @@ def geometry_recipe(job: Job) -> str:
 def prior_recipe(job: Job, geometry_hash: str) -> str:
     """Of the velocity prior."""
     plan = job.plan
+    if job.frozen is not None:
+        return job.recipe("prior", "frozen", *job.frozen.recipe, geometry_hash)
     velocity = plan.facts()["velocity"]
-    parts = (velocity, plan.prior.model_dump(), plan.private.conditions)
+    parts = (velocity, plan.pretraining.model_dump(), plan.private.conditions)
     words = [captions_of(plan)] if plan.velocity.kind == "mmdit" else []
     return job.recipe("prior", *parts, geometry_hash, *words)
 
@@ -44,7 +47,9 @@ def prior_recipe(job: Job, geometry_hash: str) -> str:
 def within_recipe(job: Job, geometry_hash: str) -> str:
     """Of how public codes spread inside their classes."""
     dim = projection_of(job.plan)
-    return job.recipe("within", geometry_hash, *([] if dim is None else [_PROJECTED, dim]))
+    total = ["total"] if uses_total(job.plan) else []
+    basis = [] if dim is None else [_PROJECTED, dim]
+    return job.recipe("within", geometry_hash, *basis, *total)
 
 
 def projection_recipe(job: Job, geometry_hash: str) -> str:

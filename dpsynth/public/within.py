@@ -1,5 +1,10 @@
-"""How public codes spread inside their own classes: a shape that private cells may lean towards."""
+"""How public codes spread: a shape for what a release of private codes leaves unsaid.
 
+Inside their own classes, which private cells may lean towards; and, for a release of means alone,
+about the mean of all as well.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +21,38 @@ from dpsynth.planning.workload import released_dim
 
 WITHIN = "within.safetensors"
 FORMAT = "dpsynth-within-1"
+_WITHIN, _TOTAL = "covariance", "total"
 # Numbers of codes taken at once: bounds memory.
 _NUMBERS = 2**23
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Covariances (d, d) of public codes.
+
+    `within`: pooled, about each class's own mean; `total`: about the mean of all, of plans whose
+    covariance is public.
+    """
+
+    within: NDArray[np.float64]
+    total: NDArray[np.float64] | None = None
+
+
 def uses_within(plan: Plan) -> bool:
-    """Whether the plan's moments have cells: only then is the file made."""
-    return plan.stages.moments is not None and plan.stages.moments.cells is not None
+    """Whether the plan's moments have cells, or means alone: only then is the file made."""
+    moments = plan.stages.moments
+    return moments is not None and (moments.cells is not None or uses_total(plan))
+
+
+def uses_total(plan: Plan) -> bool:
+    """Whether the plan's covariance is that of public codes."""
+    return plan.stages.moments is not None and plan.stages.moments.covariance == "public"
+
+
+def spread_of(plan: Plan, codes: Tensor, labels: Tensor) -> Spread:
+    """What the plan needs of how public codes (n, d) with labels (n,) spread."""
+    total = within_covariance(codes, torch.zeros_like(labels)) if uses_total(plan) else None
+    return Spread(within_covariance(codes, labels), total)
 
 
 def within_covariance(codes: Tensor, labels: Tensor) -> NDArray[np.float64]:
@@ -46,16 +76,28 @@ def within_covariance(codes: Tensor, labels: Tensor) -> NDArray[np.float64]:
     return symmetric
 
 
-def save_within(path: Path, covariance: NDArray[np.float64], recipe: str) -> None:
-    """Write the covariance (d, d) atomically, stamped public and with its recipe."""
+def save_within(
+    path: Path,
+    covariance: NDArray[np.float64],
+    recipe: str,
+    total: NDArray[np.float64] | None = None,
+) -> None:
+    """Write the covariances (d, d) of a `Spread` atomically, stamped public, with their recipe."""
     metadata = {"format": FORMAT, "room": "public", "recipe": recipe}
-    save_tensors(path, {"covariance": covariance}, metadata)
+    beside = {} if total is None else {_TOTAL: total}
+    save_tensors(path, {_WITHIN: covariance, **beside}, metadata)
 
 
 def load_within(run: RunDir, plan: Plan) -> NDArray[np.float64] | None:
-    """The run's covariance (d, d) of public codes; None where the plan has no cells.
+    """The run's covariance (d, d) of public codes inside their classes; see `load_spread`."""
+    found = load_spread(run, plan)
+    return None if found is None else found.within
 
-    None too where the calibration names no such file.
+
+def load_spread(run: RunDir, plan: Plan) -> Spread | None:
+    """The run's covariances of public codes; None where the plan has neither cells nor needs them.
+
+    None too where the calibration of a plan with cells names no such file.
 
     Raises:
         MissingError: there is no calibration, or the file is gone.
@@ -64,7 +106,7 @@ def load_within(run: RunDir, plan: Plan) -> NDArray[np.float64] | None:
     if not uses_within(plan):
         return None
     wanted = read_json(run.calibration).get("within_sha256")
-    if wanted is None:
+    if wanted is None and not uses_total(plan):
         return None
     path = run.public / WITHIN
     if not path.is_file():
@@ -73,14 +115,14 @@ def load_within(run: RunDir, plan: Plan) -> NDArray[np.float64] | None:
             hint=typed("dpsynth", "pretrain", run.root),
         )
     arrays, metadata = load_tensors(path)
-    covariance = arrays.get("covariance")
-    dim = released_dim(plan)
-    if sha256_file(path) != wanted or metadata.get("format") != FORMAT or covariance is None:
+    names, dim = [_WITHIN, *([_TOTAL] if uses_total(plan) else [])], released_dim(plan)
+    known = sha256_file(path) == wanted and metadata.get("format") == FORMAT
+    if not known or not all(name in arrays for name in names):
         raise _other("is not the file that the calibration names", run)
-    if covariance.shape != (dim, dim) or not np.isfinite(covariance).all():
+    found = [arrays[name].astype(np.float64) for name in names]
+    if not all(one.shape == (dim, dim) and np.isfinite(one).all() for one in found):
         raise _other(f"holds no covariance of codes of {dim} numbers", run)
-    found: NDArray[np.float64] = covariance.astype(np.float64)
-    return found
+    return Spread(*found)
 
 
 def _other(why: str, run: RunDir) -> UsageError:

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsynth.artifacts.moments import ReleasedMoments
+from dpsynth.errors import UsageError
 from dpsynth.planning.release import Moments
+from dpsynth.public.within import Spread
 
 Array = NDArray[np.float64]
 
@@ -50,8 +52,13 @@ def as_mixtures(gaussians: ClassGaussians) -> ClassMixtures:
 
 
 def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
-    """Gaussians of every declared class; finite and positive definite for any noise."""
+    """Gaussians of every declared class; finite and positive definite for any noise.
+
+    Of a release of means alone: `estimate_means`.
+    """
     moments.check()
+    if moments.covariance == "public":
+        raise UsageError("a release of means alone has no covariance: it is that of public codes")
     counts = np.maximum(moments.counts, 1.0)
     large = moments.counts >= settings.least_count
     total = max(float(moments.counts.sum()), 1.0)
@@ -69,6 +76,37 @@ def estimate(moments: ReleasedMoments, settings: Moments) -> ClassGaussians:
         covariances[large] = _class_covariances(moments, means, large, pooled, others)
     floored = np.stack([positive(c, settings.floor, settings.rank) for c in covariances])
     return ClassGaussians(counts / counts.sum(), means, floored)
+
+
+def estimate_means(
+    moments: ReleasedMoments, settings: Moments, spread: Spread, classes: int
+) -> ClassGaussians:
+    """Gaussians of `classes` with released means and a public covariance (d, d).
+
+    Means are shrunk as in `estimate`, and the covariance is that of public codes inside their
+    classes. Where one mean was released for all records, every class has it, and the covariance
+    of all public codes: then the classes' own means are in it. Finite and positive definite for
+    any noise.
+
+    Raises UsageError for a release of another kind, or of other groups.
+    """
+    moments.check()
+    if moments.covariance != "public" or moments.classes not in (1, classes):
+        raise UsageError(f"no release of means of {classes} classes, or of all records")
+    counts = np.maximum(moments.counts, 1.0)
+    total = max(float(moments.counts.sum()), 1.0)
+    overall = into_ball(moments.sums.sum(axis=0) / total, moments.radius)
+    others = np.clip(1.0 - counts / total, 0.0, 1.0)
+    means = _means(moments, moments.counts >= settings.least_count, overall, others)
+    public = spread.within
+    if moments.classes < classes:
+        if spread.total is None:
+            raise UsageError("the covariance of all public codes is missing")
+        counts, means = np.ones(classes), np.repeat(means, classes, axis=0)
+        public = spread.total
+    covariance = positive(public, settings.floor, settings.rank)
+    covariances = np.repeat(covariance[None], classes, axis=0)
+    return ClassGaussians(counts / counts.sum(), means, covariances)
 
 
 def _means(

@@ -23,9 +23,15 @@ from dpsynth.public.captions import drawn_captions
 from dpsynth.public.features import load_features
 from dpsynth.public.projection import Projection, load_release_space
 from dpsynth.public.representation import GEOMETRY
-from dpsynth.public.within import WITHIN, load_within
+from dpsynth.public.within import WITHIN, load_spread, load_within
 from dpsynth.released.cells import estimate_cells
-from dpsynth.released.estimate import ClassMixtures, as_mixtures, estimate
+from dpsynth.released.estimate import (
+    ClassGaussians,
+    ClassMixtures,
+    as_mixtures,
+    estimate,
+    estimate_means,
+)
 from dpsynth.released.mixtures_file import MIXTURE, load_mixtures, save_mixtures
 from dpsynth.released.regression import conditions_of, declared_count, estimate_conditions
 from dpsynth.released.template import Templates
@@ -140,9 +146,24 @@ def _estimated(run: RunDir, plan: Plan, settings: Moments) -> tuple[ClassMixture
         return _of_captions(run, plan, settings), sha256_file(files[0])
     moments = load_moments(files[0])
     if settings.cells is None:
-        return as_mixtures(estimate(moments, settings)), sha256_file(files[0])
+        return as_mixtures(estimated(run, plan, settings, moments)), sha256_file(files[0])
     digest = sha256_bytes(canonical_json([sha256_file(path) for path in files]))
     return _of_cells(run, plan, settings, moments, digest), digest
+
+
+def estimated(
+    run: RunDir, plan: Plan, settings: Moments, moments: ReleasedMoments
+) -> ClassGaussians:
+    """One Gaussian for each class, in the space of the release; of a plan without cells.
+
+    Raises MissingError or UsageError where the public covariance that it takes is not there.
+    """
+    if moments.covariance != "public":
+        return estimate(moments, settings)
+    spread = load_spread(run, plan)
+    if spread is None:
+        raise UsageError("a release of means alone, and the plan's covariance is not public")
+    return estimate_means(moments, settings, spread, plan.private.conditions)
 
 
 def _of_captions(run: RunDir, plan: Plan, settings: Moments) -> ClassMixtures:

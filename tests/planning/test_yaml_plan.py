@@ -71,7 +71,7 @@ BAD = [
         "list",
     ),
     ("fraction: 0.2", "fraction: 1", "expected a number below 1", "fraction"),
-    ("covariance: class", "covariance: full", "expected 'class' or 'shared'", "'class'"),
+    ("covariance: class", "covariance: full", "expected 'class', 'shared' or 'public'", "'class'"),
     ("method: release", "method: magic", "expected 'release', 'flow', 'guide'", "'guide'"),
     ("stages:", "epsilon: 1.0\nstages:", "unknown key `epsilon`", "under `budget:`; indent"),
     ("stages:", "stage:", "unknown key `stage`", "did you mean `stages:`"),

@@ -31,9 +31,9 @@ from dpsynth.public.within import load_within
 from dpsynth.released.cells import estimate_cells
 from dpsynth.released.distill import teach
 from dpsynth.released.drawing import Draw
-from dpsynth.released.estimate import as_mixtures, estimate
+from dpsynth.released.estimate import as_mixtures
 from dpsynth.released.finishing import finish_of
-from dpsynth.released.gaussians import ReleasedMixture
+from dpsynth.released.gaussians import ReleasedMixture, estimated
 from dpsynth.released.guidance import Guide, TiltedStart
 from dpsynth.released.regression import conditions_of, declared_count, estimate_conditions
 from dpsynth.released.sampling import fresh_generator
@@ -57,8 +57,8 @@ class Bench:
 
     @property
     def tau(self) -> float:
-        """The public cosine knee."""
-        return float(read_json(self.run.calibration)["tau"])
+        """The public cosine knee; 1 of a frozen prior, whose plan says any horizon."""
+        return float(read_json(self.run.calibration).get("tau", 1.0))
 
 
 def mixture_of(bench: Bench, released: ReleasedRounds) -> ReleasedMixture:
@@ -73,7 +73,7 @@ def mixture_of(bench: Bench, released: ReleasedRounds) -> ReleasedMixture:
         found = estimate_conditions(released.moments, conditions, settings, declared_count(plan))
         mixtures = as_mixtures(found)
     elif released.cells is None:
-        mixtures = as_mixtures(estimate(released.moments, settings))
+        mixtures = as_mixtures(estimated(bench.run, plan, settings, released.moments))
     else:
         shapes = None
         if settings.cells is not None and settings.cells.template:

@@ -105,7 +105,7 @@ def release_rounds(
     exact = class_sums(who.everyone(), slots, classes)
     moments = add_noise(exact, blocks, settings.covariance, radius, source(_stream(slots)))
     known = class_sums(who.records(), slots, classes)
-    seen = list(_class_statistics(moments, known, blocks, who.canaries))
+    seen = list(_class_statistics(moments, known, blocks, who.canaries, classes))
     cells: ReleasedCells | None = None
     for made in others:
         frame = next_frame(plan, settings, moments, cells)
@@ -158,11 +158,11 @@ class _Placed:
 
 
 def _class_statistics(
-    moments: ReleasedMoments, known: ExactSums, blocks: Blocks, canaries: UnitCodes
+    moments: ReleasedMoments, known: ExactSums, blocks: Blocks, canaries: UnitCodes, classes: int
 ) -> Iterator[Statistic]:
     pooled = len(moments.seconds) == 1
     seconds = known.seconds.sum(axis=0, keepdims=True) if pooled else known.seconds
-    groups = canaries.labels
+    groups = canaries.labels if moments.classes == classes else np.zeros_like(canaries.labels)
     yield from _statistics(
         "moments",
         _Sums(moments.counts, moments.sums, moments.seconds),

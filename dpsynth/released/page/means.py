@@ -71,6 +71,9 @@ def _of_classes(run: RunDir, plan: "Plan", most: int, notes: list[str]) -> dict[
     from dpsynth.public.projection import load_release_space
 
     moments, settings = load_moments(run.released / MOMENTS_NAME), plan.stages.moments
+    if moments.classes < plan.private.conditions:
+        notes.append("One mean was released for all records: there is none of a class.")
+        return {}
     least = settings.least_count if settings else 1.0
     large = np.flatnonzero(moments.counts >= least)
     if len(large) < moments.classes:

@@ -197,11 +197,12 @@ def read_samples(
     shape: tuple[int, int, int] | None = None,
     *,
     most: int | None = None,
+    first: int | None = None,
 ) -> tuple[Images, Labels]:
     """Read an image folder back: images uint8 (n, H, W, C) and labels (n,) into `classes`.
 
     `shape` (H, W, C) is what every image must have; None takes the first image's. `most`: only the
-    first so many images of each label are opened.
+    first so many images of each label are opened. `first`: only those of so many classes are.
 
     Raises:
         MissingError: no `metadata.csv`: nothing was sampled, or sampling was cut short.
@@ -228,10 +229,14 @@ def read_samples(
         seen[row["label"]] += 1
         if most is not None and seen[row["label"]] > most:
             continue
+        if first is not None and index[row["label"]] >= first:
+            continue
         labels.append(index[row["label"]])
         image = read_png(folder, row["file_name"], shape)
         shape = shape or (image.shape[0], image.shape[1], image.shape[2])
         images.append(image)
+    if not images:  # none of the first classes
+        return np.empty((0, *(shape or (1, 1, 1))), np.uint8), np.zeros(0, np.int64)
     return np.stack(images), np.array(labels, dtype=np.int64)
 
 

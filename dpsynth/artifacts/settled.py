@@ -7,6 +7,7 @@ so their charges come in order, and a file without its charge is never used or h
 from collections.abc import Iterable
 from pathlib import Path
 
+from dpsynth.artifacts.adapter import DIFFUSERS, FOLDER, PEFT
 from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.lock import Lock
 from dpsynth.artifacts.rooms import TRANSCRIPT_NAME, RunDir
@@ -24,6 +25,7 @@ DERIVED = (
     "generator.safetensors",
     "warm.safetensors",
     *(population_name(number) for number in range(MOST_ROUNDS + 1)),
+    *(f"{FOLDER}/{name}" for name in (PEFT, DIFFUSERS)),
     "public/geometry.safetensors",
     "public/within.safetensors",
     "public/projection.safetensors",

@@ -22,6 +22,9 @@ Labels = npt.NDArray[np.int64]
 Rows = Sequence[tuple[str, Sequence[Images]]]
 
 CELL = 56  # least side of a drawn image, in pixels: small digits stay legible
+COLUMNS = 10  # images of a row by class
+SIDE = 256  # most of it: larger images are shrunk by a whole factor
+ROWS = 20  # classes of a sheet by class
 GAP = 3
 MARGIN = 12
 TEXT = 15
@@ -37,7 +40,8 @@ def contact_sheet(
 ) -> Path:
     """Draw rows of (title, images uint8 (n, H, W, C)) onto one PNG and write it atomically.
 
-    Images smaller than `CELL` are enlarged by a whole factor, nearest neighbour. `title` may have
+    Images smaller than `CELL` are enlarged by a whole factor, nearest neighbour, and those above
+    `SIDE` shrunk, by the mean of each square. `title` may have
     several lines. `stamp` becomes PNG text fields. All images must have one shape.
 
     Raises:
@@ -55,12 +59,35 @@ def side_by_side(
     stamp: Mapping[str, str] | None = None,
 ) -> Path:
     """As `contact_sheet`, each row holding one group of images for each heading."""
-    write_atomic(path, encode_png(_draw(rows, headings, title), stamp or {}))
+    small = [(name, [shrunk(group) for group in groups]) for name, groups in rows]
+    write_atomic(path, encode_png(_draw(small, headings, title), stamp or {}))
     return path
 
 
+def shrunk(images: Images, side: int = SIDE) -> Images:
+    """Images (n, H, W, C) of at most about `side`: means over squares, a rest at the edge left out.
+
+    Those up to `side` as they are.
+    """
+    height, width = images.shape[1:3]
+    factor = max(height, width) // side
+    if factor < 2:
+        return images
+    rows, columns = max(1, height // factor), max(1, width // factor)
+    kept = images[:, : rows * factor, : columns * factor]
+    small: Images = np.empty((len(images), rows, columns, images.shape[3]), np.uint8)
+    for target, image in zip(small, kept, strict=True):  # one at a time: bounds memory
+        squares = image.reshape(rows, -1, columns, image.shape[1] // columns, image.shape[2])
+        target[...] = np.rint(squares.mean(axis=(1, 3)))
+    return small
+
+
 def rows_by_class(
-    images: Images, labels: Labels, classes: Sequence[str], columns: int = 10, limit: int = 20
+    images: Images,
+    labels: Labels,
+    classes: Sequence[str],
+    columns: int = COLUMNS,
+    limit: int = ROWS,
 ) -> list[tuple[str, Images]]:
     """The first `columns` images of each of the first `limit` classes, titled by class name."""
     return [

@@ -23,14 +23,19 @@ def save_tensors(path: Path, arrays: "Arrays", metadata: dict[str, str]) -> None
 
     Raises UsageError without a known room, or when the disk refuses.
     """
+    if metadata.get("room") not in ROOMS:
+        raise UsageError(f"{path.name} has room {metadata.get('room')!r}, expected one of {ROOMS}")
+    mode = 0o600 if metadata["room"] == "curator" else 0o666
+    write_atomic(path, tensor_bytes(arrays, metadata), mode=mode)
+
+
+def tensor_bytes(arrays: "Arrays", metadata: dict[str, str]) -> bytes:
+    """A safetensors file of arrays and text metadata: the same bytes of the same values."""
     import numpy as np
     from safetensors.numpy import save
 
-    if metadata.get("room") not in ROOMS:
-        raise UsageError(f"{path.name} has room {metadata.get('room')!r}, expected one of {ROOMS}")
     packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    mode = 0o600 if metadata["room"] == "curator" else 0o666
-    write_atomic(path, _sorted_header(save(packed, metadata=metadata)), mode=mode)
+    return _sorted_header(save(packed, metadata=metadata))
 
 
 def _sorted_header(data: bytes) -> bytes:

@@ -7,6 +7,7 @@ its chunk is charged and settled. NumPy alone, so that closing a run needs no to
 from collections.abc import Callable
 from pathlib import Path
 
+from dpsynth.artifacts.adapter import ADAPTER, write_adapter
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.low_rank import Arrays, merged_into
@@ -23,9 +24,9 @@ WARM = "warm.safetensors"
 """Start weights that learned the central images (`released.warm`)."""
 LORA = "lora"
 """Checkpoints of LoRA factors say what their product is scaled by."""
-# What `models.velocity` says of a flow, and `models.wavelet` of a transformer over tokens; the rest
-# of a file's metadata is how it was made.
-_SHAPE = ("format", "kind", "width", "depth", "dim", "classes", "dual", "sizes")
+# What `models.velocity` and `models.frozen` say of a flow, and `models.wavelet` of a transformer
+# over tokens; the rest of a file's metadata is how it was made.
+_SHAPE = ("format", "kind", "width", "depth", "dim", "classes", "dual", "sizes", "frozen")
 
 
 def checkpoint_path(run: RunDir, slot: Slot) -> Path:
@@ -85,6 +86,8 @@ def finish_training(
 def finish_model(run: RunDir, lock: Lock, slot: Slot, digest: str) -> int:
     """Write `released/model.safetensors` as training does at its end; the steps it has seen.
 
+    Of a frozen prior, whose factors moved, also the adapter folder beside it.
+
     `slot`: the chunk that settled last, with the hash `digest`. Nothing else of the curator's room
     is read, and only the very file that settled: a changed one is not what was paid for.
 
@@ -108,7 +111,11 @@ def finish_model(run: RunDir, lock: Lock, slot: Slot, digest: str) -> int:
     metadata = {key: shape[key] for key in _SHAPE if key in shape} | {"room": "released"}
     if not on_tokens(lock):
         metadata["low"] = repr(float(shape.get("train_from", 0.0)))
+    if ADAPTER in facts:
+        metadata[ADAPTER] = facts[ADAPTER]
     save_tensors(run.released / MODEL, start | moved, metadata)
+    if ADAPTER in facts:
+        write_adapter(run.released / MODEL)
     return int(facts["step"])
 
 

@@ -1,8 +1,9 @@
-"""Which weights of a flow private training moves: all, the last layer, or attention."""
+"""Which weights of a flow private training moves: all, the last layer, attention, or factors."""
 
 from torch import nn
 
 from dpsynth.errors import UsageError
+from dpsynth.models.frozen.adapters import start_factors
 from dpsynth.models.mmdit import DualStreamVelocity
 from dpsynth.models.velocity import TransformerVelocity
 
@@ -16,9 +17,12 @@ def train_only(model: nn.Module, parameters: str) -> None:
     """Leave of a flow's weights those trainable that `stages.train.parameters` names.
 
     Raises:
-        UsageError: `lora`, which tokens alone have, or `attention` of a model without any.
+        UsageError: `lora` of a model without factors (tokens and frozen priors alone have any),
+            all else of one with factors, or `attention` of a model without any.
     """
-    if parameters == "last":
+    if start_factors(model):
+        train_factors(model, parameters)
+    elif parameters == "last":
         train_last(model)
     elif parameters == "attention":
         train_attention(model)
@@ -27,6 +31,22 @@ def train_only(model: nn.Module, parameters: str) -> None:
             f"a flow has no update {parameters!r}",
             hint="write `parameters: all`, last or attention",
         )
+
+
+def train_factors(model: nn.Module, parameters: str = "lora") -> None:
+    """Freeze all but the LoRA factors of a model that has them.
+
+    Raises:
+        UsageError: `parameters` is not `lora`.
+    """
+    if parameters != "lora":
+        raise UsageError(
+            f"no {parameters!r} of a frozen prior can be trained: its weights never move",
+            hint="write `parameters: lora`",
+        )
+    factors = start_factors(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in factors)
 
 
 def train_last(model: nn.Module) -> None:

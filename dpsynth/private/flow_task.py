@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpsynth.artifacts.adapter import ADAPTER, adapter_facts, write_adapter
 from dpsynth.artifacts.lock import Lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.trained import start_path
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import MissingError, PlanError, UsageError
+from dpsynth.models.frozen.machine import on_device
+from dpsynth.models.frozen.velocity import FrozenVelocity
 from dpsynth.models.trainable import train_only
 from dpsynth.models.velocity import describe, load_for, save_velocity
 from dpsynth.planning.schema import Plan
@@ -39,7 +42,8 @@ class FlowTask:
         """From the run's start weights: warm, distilled or the public prior (`start_path`).
 
         Raises:
-            PlanError: no train stage, a start of other times than the lock's, or `lora`.
+            PlanError: no train stage, a start of other times than the lock's, or weights that this
+                model does not have (`lora` is for a frozen prior).
             MissingError: an earlier step has not run.
         """
         settings = plan.stages.train
@@ -57,6 +61,7 @@ class FlowTask:
             train_only(model, settings.parameters)
         except UsageError as error:
             raise PlanError(f"stages.train.parameters: {error}", hint=error.hint) from None
+        _bring(model)
         low = float(facts.get("train_from", 0.0))
         require_edge(lock, low)
         work = Workload(settings, plan.private.capacity, plan.private.conditions, low)
@@ -64,8 +69,12 @@ class FlowTask:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Nothing: a flow's checkpoint says all by its weights."""
-        return {}
+        """How factors beside a frozen prior are used; a flow says all by its weights."""
+        frozen = self.plan.frozen
+        if frozen is None:
+            return {}
+        lora = self.work.settings.lora
+        return {ADAPTER: adapter_facts(lora.rank, lora.scale, frozen.hub_id, frozen.revision)}
 
     def take(self, chunks: Iterable[UnitCodes]) -> PrivateCodes:
         """Units' codes in memory; a label means its record's free caption, in no model's file."""
@@ -73,16 +82,28 @@ class FlowTask:
         if data.captions is not None:
             describe(self.model, data.captions)
             self.work = replace(self.work, classes=len(data.captions))
+        _bring(self.model)  # where parts take turns on a device, encoding had it last
         return data
 
     def save(self, model: nn.Module, path: Path) -> None:
-        """Write the released model, with the time from which it was trained."""
+        """Write the released model, with the time from which it was trained.
+
+        Of a frozen prior that is its factors, and beside it the folder that others load them from.
+        """
         low = repr(self.work.low)
-        save_velocity(model, path, self.plan.velocity, room="released", low=low)
+        save_velocity(model, path, self.plan.velocity, room="released", low=low, **self.facts)
+        if self.plan.frozen is not None:
+            write_adapter(path)
 
     def report(self) -> dict[str, Any]:
         """The time from which training went on (tau; 0 without distillation)."""
         return {"from_time": self.work.low}
+
+
+def _bring(model: nn.Module) -> None:
+    """A frozen model lies where it computes before its factors are counted, copied or tracked."""
+    if isinstance(model, FrozenVelocity):
+        on_device(model.transformer)
 
 
 def require_edge(lock: Lock, low: float) -> None:

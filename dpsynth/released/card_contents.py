@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dpsynth.artifacts.adapter import CONFIG, DIFFUSERS, FOLDER, PEFT
 from dpsynth.artifacts.cells import MOST_LLOYD, lloyd_name
 from dpsynth.artifacts.votes import MOST_ROUNDS, population_name, votes_name
 from dpsynth.errors import DataError
@@ -35,6 +36,9 @@ FILES = {
     "warm.safetensors": "velocity model after the central images, where DP-SGD starts",
     "generator.safetensors": "network that draws images, fitted to that embedding",
     "model.safetensors": "model after DP-SGD on the private records",
+    f"{FOLDER}/{CONFIG}": "LoRA factors of that model, for `peft.PeftModel.from_pretrained`",
+    f"{FOLDER}/{PEFT}": "the numbers of those factors",
+    f"{FOLDER}/{DIFFUSERS}": "the same for `load_lora_weights` of a diffusers pipeline",
     "public/geometry.safetensors": "public encoder and decoder between images and codes",
     "public/within.safetensors": "how public codes spread inside their classes",
     "public/projection.safetensors": "public basis in which the moments were released",

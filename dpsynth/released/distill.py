@@ -60,7 +60,8 @@ def distill(verified: VerifiedPlan) -> dict[str, Any]:
     if not prior.exists():
         raise MissingError("the public prior is missing", hint="dpsynth pretrain RUN")
     mixture, moments_hash = load_mixture(run, plan)
-    tau = float(read_json(run.calibration)["tau"])
+    # A frozen prior has no tau, and its plan says the horizon.
+    tau = float(read_json(run.calibration).get("tau", 1.0))
     horizon = horizon_of(settings, tau)
     made_of = {
         "moments_sha256": moments_hash,
@@ -98,9 +99,13 @@ def teach(
     horizon: float,
     source: torch.Generator,
 ) -> nn.Module:
-    """Fit `student` to the field up to `horizon` and to `prior` above; return its EMA."""
+    """Fit `student` to the field up to `horizon` and to `prior` above; return its EMA.
+
+    What is trainable of it learns: of a frozen prior its LoRA factors.
+    """
     averaged, bound = deepcopy(student), cap_of(student)
-    optimiser = torch.optim.AdamW(student.parameters(), settings.learning_rate, weight_decay=0.0)
+    moving = [p for p in student.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(moving, settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _rate(s, settings.steps))
     student.train()
     with one_thread(), progress("distillation", settings.steps) as bar:
@@ -109,7 +114,7 @@ def teach(
             target = _target(mixture, prior, horizon, inputs)
             optimiser.zero_grad()
             (student(*inputs) - target).square().mean().backward()
-            nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(moving, 1.0)
             optimiser.step()
             cap_spectral(student, bound)
             schedule.step()
@@ -122,7 +127,8 @@ def teach(
 @torch.no_grad()
 def _follow(averaged: nn.Module, student: nn.Module, decay: float) -> None:
     for mean, value in zip(averaged.parameters(), student.parameters(), strict=True):
-        mean.lerp_(value, 1 - decay)
+        if value.requires_grad:
+            mean.lerp_(value, 1 - decay)
 
 
 def _inputs(

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from dpsynth.artifacts.adapter import FOLDER as ADAPTER_FOLDER
+from dpsynth.artifacts.adapter import write_adapter
 from dpsynth.artifacts.files import read_json, sha256_file, write_changed
 from dpsynth.artifacts.lock import Lock, read_lock
 from dpsynth.artifacts.manifest import write_manifest
@@ -15,6 +17,7 @@ from dpsynth.artifacts.nonprivate import stamped
 from dpsynth.artifacts.rooms import LOCK_NAME, TRANSCRIPT_NAME, RunDir
 from dpsynth.artifacts.samples import content_digest, read_summary
 from dpsynth.artifacts.settled import (
+    MODEL,
     made_files,
     require_calibration,
     require_grown,
@@ -23,6 +26,7 @@ from dpsynth.artifacts.settled import (
 from dpsynth.artifacts.transcript import parse_transcript, read_transcript
 from dpsynth.console import note
 from dpsynth.errors import DataError, MissingError, ReplayError, typed
+from dpsynth.planning.frozen import KIND as FROZEN
 from dpsynth.released.card import build_card, spent
 from dpsynth.released.card_contents import FILES
 from dpsynth.released.card_page import NAME as CARD_PAGE
@@ -70,6 +74,7 @@ def hand_out(run: RunDir) -> dict[str, Any]:
     for name in PUBLIC_FILES:
         if (run.public / name).exists():
             write_changed(folder / "public" / name, (run.public / name).read_bytes())
+    _renew_adapter(folder, lock)
     evaluation = _evaluation(run, lock)
     _drop_stale(folder)
     files = [name for name in FILES if (folder / name).exists()]
@@ -98,6 +103,22 @@ def _require_plain(folder: Path) -> None:
             f"{path.relative_to(folder)} in released/ is of a reference, which is the curator's: "
             "it is not for handing out",
             hint="move it out of released/, then type the same command again",
+        )
+
+
+def _renew_adapter(folder: Path, lock: Lock) -> None:
+    """The adapter folder holds the factors of the model beside it, and is nowhere without one.
+
+    Raises ReplayError for one that no model here has made.
+    """
+    frozen = lock.facts["prior"].get("kind") == FROZEN
+    if frozen and (folder / MODEL).is_file() and write_adapter(folder / MODEL) is not None:
+        return
+    if (folder / ADAPTER_FOLDER).exists():
+        raise ReplayError(
+            f"released/{ADAPTER_FOLDER}/ holds LoRA factors, and there is no {MODEL} that they "
+            "come from",
+            hint="remove it, then type the same command again",
         )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpsynth.artifacts.files import read_json
+from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.trained import start_path
 from dpsynth.assess.audit.chain import prior_of
 from dpsynth.assess.nonprivate.exact import exact_mixture
@@ -118,10 +119,15 @@ def _trained(verified: VerifiedPlan, place: Place, recipe: str) -> nn.Module:
     plan, settings = verified.plan, verified.plan.stages.train
     if settings is None:
         raise PlanError("this plan has no train stage")
-    kept = build_for(plan)
+    kept = _shaped(verified.run, plan)
     if load_model(kept, place, recipe):
         return kept.eval()
     return trained(verified, _task(verified, settings), settings, place, recipe)
+
+
+def _shaped(run: RunDir, plan: Plan) -> nn.Module:
+    """A model of the plan's form, to be filled."""
+    return build_for(plan) if plan.frozen is None else prior_of(run, plan)
 
 
 def _task(verified: VerifiedPlan, settings: Train) -> FlowTask:
@@ -145,10 +151,10 @@ def _taught(
     prior = _described(prior_of(run, plan), plan, asked)
     if settings is None:
         return prior
-    kept = build_for(plan)
+    kept = _shaped(run, plan)
     if load_model(kept, place, recipe):
         return _described(kept.eval(), plan, asked)
-    horizon = horizon_of(settings, float(read_json(run.calibration)["tau"]))
+    horizon = horizon_of(settings, float(read_json(run.calibration).get("tau", 1.0)))
     source = generator(plan.public_seed)
     model = teach(deepcopy(prior), prior, mixture, settings, horizon=horizon, source=source)
     save_model(model, place, recipe)

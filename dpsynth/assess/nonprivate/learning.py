@@ -20,6 +20,8 @@ from dpsynth.assess.check import ensure_checked
 from dpsynth.assess.nonprivate.room import Place, save_model
 from dpsynth.console import progress
 from dpsynth.errors import UsageError
+from dpsynth.models.frozen.machine import machine
+from dpsynth.models.frozen.velocity import FrozenVelocity
 from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
 from dpsynth.models.wavelet.adapt import merge
@@ -34,7 +36,7 @@ from dpsynth.private.task import Task
 from dpsynth.private.training_state import TrainingState
 
 PHYSICAL = 256
-"""Units worked through at once."""
+"""Units worked through at once; of a frozen prior, images that the machine takes at once."""
 
 
 def trained(
@@ -125,8 +127,9 @@ def mean_gradient(
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     total, seen = [torch.zeros_like(p) for p in named.values()], [torch.zeros(0)]
-    for start in range(0, len(batch[0]), PHYSICAL):
-        part = tuple(x[start : start + PHYSICAL] for x in batch)
+    size = machine().batch if isinstance(model, FrozenVelocity) else PHYSICAL
+    for start in range(0, len(batch[0]), size):
+        part = tuple(x[start : start + size] for x in batch)
         seen += _add(total, model, losses, part, list(named.values()))
     return dict(zip(named, (one / divisor for one in total), strict=True)), torch.cat(seen)
 

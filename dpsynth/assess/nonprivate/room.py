@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpsynth.artifacts.files import sha256_file, write_json
 from dpsynth.artifacts.nonprivate import TEXTS, Kind, reference_stamps, stamp_metadata
@@ -15,6 +15,8 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import read_summary, summary_path
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import DpsynthError, UsageError
+from dpsynth.models.frozen.adapters import start_factors
+from dpsynth.models.frozen.velocity import FrozenVelocity
 
 FORMAT = "dpsynth-nonprivate-model-1"
 """Of a model's file: no loader of a velocity model or a transformer knows it."""
@@ -69,8 +71,8 @@ class Place:
 
 
 def save_model(model: nn.Module, place: Place, recipe: str) -> None:
-    """Write the weights as a curator-only file that says what it is."""
-    arrays = {n: v.detach().cpu().contiguous().numpy() for n, v in model.state_dict().items()}
+    """Write the weights (of a frozen prior, its factors) as a curator-only file that says so."""
+    arrays = {n: v.detach().cpu().contiguous().numpy() for n, v in _learned(model).items()}
     facts = {"format": FORMAT, "room": "curator", "recipe": recipe, "stamp": TEXTS[place.kind]}
     save_tensors(place.model, arrays, facts)
 
@@ -83,13 +85,23 @@ def load_model(model: nn.Module, place: Place, recipe: str) -> bool:
         arrays, facts = load_tensors(place.model)
     except UsageError:  # damaged: made anew
         return False
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    own = _learned(model)
+    wanted = {name: tuple(value.shape) for name, value in own.items()}
     if (facts.get("format"), facts.get("recipe")) != (FORMAT, recipe):
         return False
     if wanted != {name: array.shape for name, array in arrays.items()}:
         return False
-    model.load_state_dict({n: torch.from_numpy(np.array(v, copy=True)) for n, v in arrays.items()})
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(torch.from_numpy(np.array(arrays[name], copy=True)))
     return True
+
+
+def _learned(model: nn.Module) -> dict[str, Tensor]:
+    """What training makes of a model: all of its state, or the factors beside a frozen prior."""
+    if isinstance(model, FrozenVelocity):
+        return start_factors(model)
+    return dict(model.state_dict())
 
 
 def is_kept(place: Place, origin: dict[str, Any]) -> bool:

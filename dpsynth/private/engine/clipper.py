@@ -113,7 +113,7 @@ class PerExampleClipper:
         start, count = 0, len(batch[0])
         while start < count:
             stop = min(count, start + (self.physical or _PILOT))
-            value, norm = self._add(total, tuple(x[start:stop] for x in batch))
+            value, norm = self._add(total, tuple(x[start:stop].to(device) for x in batch))
             losses.append(value)
             norms.append(norm)
             start = stop

@@ -6,8 +6,9 @@ thrown away; torch's random numbers go on as if they had not been.
 """
 
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from dpsynth.errors import UsageError
 from dpsynth.private.engine import isolation
 from dpsynth.private.engine.collect import Collector, Named
+from dpsynth.private.engine.remembered import Remembered
 from dpsynth.private.engine.rules import RULES
 from dpsynth.private.engine.tape import Signature, Tape
 
@@ -106,7 +108,7 @@ class Rehearsal:
         key, examples = (form, len(batch[0]) > 1), len(batch[0])
         if not self._schedule.due(key, examples):
             return
-        values = [(x, x.detach().clone()) for x, _ in isolation.versions(self._module).values()]
+        values = Remembered([x for x, _ in isolation.versions(self._module).values()])
         try:
             chosen = secrets.randbelow(examples)
             whole = self._missed(tuple(x[chosen : chosen + 1] for x in batch))
@@ -117,7 +119,7 @@ class Rehearsal:
         finally:
             self._tape.records = []
         # Writes past torch's version counters (x.data, x.numpy()) show in the values.
-        if not all(torch.equal(x.detach().nan_to_num(), v.nan_to_num()) for x, v in values):
+        if not values.hold():
             raise isolation.written()
         self._schedule.done(key, examples, whole=whole)
 
@@ -217,10 +219,29 @@ class Rehearsal:
         }
         return _agree(found, wanted)
 
-    def _same_numbers(self) -> AbstractContextManager[object]:
-        """Each pass draws the same dropout, and the caller's stream is as before."""
+    @contextmanager
+    def _same_numbers(self) -> Iterator[None]:
+        """Each pass draws the same dropout, and the caller's stream is as before.
+
+        On a GPU by the kernels that add in a fixed order, as far as there are some: attention in
+        half precision may else differ from pass to pass by more than the tolerance.
+        """
         device = self._named[0][1].device
-        return torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if device.type != "cuda":
+                yield
+                return
+            before = (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.use_deterministic_algorithms(True, warn_only=True)
+                try:
+                    yield
+                finally:
+                    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _agree(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:

@@ -54,10 +54,14 @@ class Tracked(Tensor):
         del types
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            if func in _ASKED:
+                return func(*plain(args))
             tracked = next(x for x in tensors((args, kwargs)) if isinstance(x, Tracked))
             return tracked.tape.call(func, args, kwargs)
 
 
+_ASKED = {getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "ndim", "layout")}
+"""Questions that depend on no value; peft asks for a type before each use."""
 Signature = tuple[tuple[str, str, int], ...]
 """A pass by its uses: label, operation and rows an example, in order."""
 Given = list[tuple[list[Tracked], Contribution]]
@@ -246,7 +250,7 @@ class _Attach(torch.autograd.Function):
 
 def _restore(owner: nn.Module, before: dict[str, Any]) -> None:
     """Undo attributes that the pass set to tracked tensors (torch's old `weight_norm` does)."""
-    left = [name for name, value in owner.__dict__.items() if isinstance(value, Tracked)]
+    left = [name for name, value in owner.__dict__.items() if type(value) is Tracked]
     for name in left:
         if name in before:
             owner.__dict__[name] = before[name]

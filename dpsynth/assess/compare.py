@@ -273,5 +273,5 @@ def public_key(verified: VerifiedPlan) -> str:
     try:
         used = read_json(verified.run.calibration)["sources"]
     except (DpsynthError, KeyError):
-        return content_hash(read_public(verified.plan).images)
+        return content_hash(read_public(verified.plan, verified.run).images)
     return sha256_bytes(repr(used).encode())

@@ -193,7 +193,7 @@ def _measured(
         samples=samples,
         train=real[0],
         held_out=real[1],
-        public=cache(lambda: read_public(plan).images),
+        public=cache(lambda: read_public(plan, run).images),
         public_key=cache(lambda: public_key(verified)),
         probe_epochs=plan.evaluation.probe_epochs,
         captioned=_captioned(verified, drawn),

@@ -180,7 +180,7 @@ def evaluate_in_public(
         drawn = replace(drawn, texts=tuple(drawn_for(folder)))
     held, learned = _references(reference, train_reference, shape, reveal=True)
     sets = _Sets.of(drawn, held, learned, drawn.classes)
-    job = _job(sets, read_public(plan).images, ruler)
+    job = _job(sets, read_public(plan, run).images, ruler)
     path = run.released / f"evaluation-public{suffix}.json"
     report = _reported(job, sets, ruler, path.with_suffix(".png"), plan.name)
     report["samples"]["metadata_sha256"] = sha256_file(folder / "metadata.csv")

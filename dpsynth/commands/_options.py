@@ -127,6 +127,48 @@ Precision = Annotated[
     Literal["float32", "bfloat16"],
     typer.Option("--precision", help="Of the model's passes; norms and sums stay in float32."),
 ]
+_FROZEN = "Machine (frozen priors)"
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        envvar="DPSYNTH_DEVICE",
+        rich_help_panel=_FROZEN,
+        help="Where a frozen prior runs: cpu (default), cuda, cuda:1, mps.",
+    ),
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        envvar="DPSYNTH_DTYPE",
+        rich_help_panel=_FROZEN,
+        help="Of its frozen weights: float32 (default), bfloat16, float16. Images are coded in "
+        "float32 always.",
+    ),
+]
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload",
+        envvar="DPSYNTH_OFFLOAD",
+        rich_help_panel=_FROZEN,
+        help="Keep one part of it on the device at a time: less memory, more time.",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        min=1,
+        metavar="N",
+        envvar="DPSYNTH_BATCH",
+        rich_help_panel=_FROZEN,
+        help="Images that it works on at once. Default: 8.",
+    ),
+]
 ExactSums = Annotated[
     bool,
     typer.Option(
@@ -173,6 +215,14 @@ def use_workers(workers: int | None) -> None:
             workers = max(1, (os.cpu_count() or 1) // place.local_world)
     if workers is not None:
         os.environ[WORKERS] = str(workers)
+
+
+def use_machine(device: str | None, dtype: str | None, offload: bool, batch: int | None) -> None:
+    """Settings of the machine for a frozen prior; read by `models.frozen.machine`."""
+    said = {"DEVICE": device, "DTYPE": dtype, "OFFLOAD": "1" if offload else None, "BATCH": batch}
+    for name, value in said.items():
+        if value is not None:
+            os.environ[f"DPSYNTH_{name}"] = str(value)
 
 
 def require_shared(command: str | None) -> None:

@@ -15,6 +15,10 @@ def evolve(
     private: opt.PrivatePath = None,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    offload: opt.Offload = False,
+    batch: opt.Batch = None,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -26,6 +30,7 @@ def evolve(
 
     Example: dpsynth evolve runs/mnist-evolution
     """
+    opt.use_machine(device, dtype, offload, batch)
 
     def stage() -> "Release":
         from dpsynth.private.voting import evolve as library_evolve

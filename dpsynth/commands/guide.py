@@ -7,6 +7,7 @@ import typer
 from dpsynth.commands import _options as opt
 from dpsynth.commands._ranks import ranks_of, verified_on
 from dpsynth.console import result
+from dpsynth.errors import UsageError
 
 
 def guide(
@@ -19,6 +20,14 @@ def guide(
             "--start",
             metavar="T0",
             help="When sampling starts, 0 < T0 < 1. Default: the plan's, chosen by public data.",
+        ),
+    ] = None,
+    sigma: Annotated[
+        float | None,
+        typer.Option(
+            "--sigma",
+            metavar="S",
+            help="The same said as a noise level, T0 = 1 - S: 0.95 for --start 0.05.",
         ),
     ] = None,
     model: Annotated[
@@ -40,6 +49,10 @@ def guide(
         ),
     ] = "released",
     threads: opt.Threads = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    offload: opt.Offload = False,
+    batch: opt.Batch = None,
     json: opt.Json = False,
 ) -> None:
     """Start sampling at T0 from what was released, and let a model finish; spends nothing.
@@ -48,13 +61,25 @@ def guide(
 
     Example: dpsynth guide runs/digits --start 0.2
     """
+    opt.use_machine(device, dtype, offload, batch)
+    at = _start(start, sigma)
     with ranks_of(threads) as ranks:
         verified = verified_on(ranks, run)
 
         from dpsynth.released.guidance import Guide
         from dpsynth.released.guide import guide as library_guide
 
-        facts = library_guide(verified, count, Guide(start, mean), model=model, ranks=ranks)
+        facts = library_guide(verified, count, Guide(at, mean), model=model, ranks=ranks)
         if ranks.is_main:
             result(facts, json)
             opt.say_next(verified)
+
+
+def _start(start: float | None, sigma: float | None) -> float | None:
+    """The start T0 of either option. Raises UsageError where both are given."""
+    if start is not None and sigma is not None:
+        raise UsageError(
+            f"--start {start:g} and --sigma {sigma:g} say the same in two ways",
+            hint=f"--start {start:g}",
+        )
+    return start if sigma is None else round(1.0 - sigma, 12)

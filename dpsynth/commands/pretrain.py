@@ -9,8 +9,13 @@ from dpsynth.console import result
 
 def pretrain(
     run: opt.Run,
+    *,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    offload: opt.Offload = False,
+    batch: opt.Batch = None,
     json: opt.Json = False,
 ) -> None:
     """Learn the code space, the prior and the calibrations from public images; spends nothing.
@@ -18,6 +23,7 @@ def pretrain(
     Example: dpsynth pretrain runs/digits
     """
     opt.use_workers(workers)
+    opt.use_machine(device, dtype, offload, batch)
     with ranks_of(threads) as ranks:
         verified = verified_on(ranks, run)
 
@@ -33,6 +39,8 @@ def pretrain(
 
 def _found(facts: dict[str, Any]) -> str:
     """What a calibration says, in a few words."""
+    if "radius" in facts and "tau" not in facts:
+        return f"radius {facts['radius']:.4g} of {facts['dim']:,} numbers"
     if "radius" in facts:
         return f"radius {facts['radius']:.4g}, tau {facts['tau']:.3g}"
     if "feature_map" in facts:

@@ -15,6 +15,10 @@ def release_moments(
     private: opt.PrivatePath = None,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    offload: opt.Offload = False,
+    batch: opt.Batch = None,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -25,6 +29,7 @@ def release_moments(
 
     Example: dpsynth release-moments runs/digits
     """
+    opt.use_machine(device, dtype, offload, batch)
 
     def stage() -> "Release":
         from dpsynth.private.moments import release_moments as library_release

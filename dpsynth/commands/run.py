@@ -22,6 +22,10 @@ def run(
     physical_batch: opt.PhysicalBatch = None,
     precision: opt.Precision = "float32",
     exact_sums: opt.ExactSums = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    offload: opt.Offload = False,
+    batch: opt.Batch = None,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -34,6 +38,7 @@ def run(
     """
     opt.use_threads(threads)
     opt.use_workers(workers)
+    opt.use_machine(device, dtype, offload, batch)
     from dpsynth.planning.verify import make_run, warnings
 
     verified = make_run(plan, run, private=private)

@@ -11,6 +11,7 @@ from dpsynth.console import result
 
 def sample(
     run: opt.Run,
+    *,
     count: opt.Count = None,
     model: Annotated[
         str | None,
@@ -23,6 +24,10 @@ def sample(
         ),
     ] = None,
     threads: opt.Threads = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    offload: opt.Offload = False,
+    batch: opt.Batch = None,
     json: opt.Json = False,
 ) -> None:
     """Draw synthetic images into released/samples, an image folder; spends nothing.
@@ -32,6 +37,7 @@ def sample(
 
     Example: dpsynth sample runs/digits -n 1000
     """
+    opt.use_machine(device, dtype, offload, batch)
     with ranks_of(threads) as ranks:
         verified = verified_on(ranks, run)
 

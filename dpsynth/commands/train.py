@@ -20,6 +20,10 @@ def train(
     physical_batch: opt.PhysicalBatch = None,
     precision: opt.Precision = "float32",
     exact_sums: opt.ExactSums = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    offload: opt.Offload = False,
+    batch: opt.Batch = None,
     show_curator: opt.ShowCurator = False,
     json: opt.Json = False,
 ) -> None:
@@ -33,6 +37,7 @@ def train(
     Example: dpsynth train runs/digits
     """
     opt.use_workers(workers)
+    opt.use_machine(device, dtype, offload, batch)
     with ranks_of(threads) as ranks:
         verified = verified_on(ranks, run, private)  # over budget: the data is never opened
         found = ranks.lead(lambda: _prepared(verified)) or {}

@@ -3,7 +3,10 @@
 StraightDP section 2, equation 1: x_t = (1 - t) xi + t z runs from noise (t = 0) to code (t = 1).
 """
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +15,15 @@ from dpsynth.errors import UsageError
 
 VelocityField = Callable[[Tensor, Tensor, Tensor], Tensor]
 """v(x (B, d), t (B,), y (B,)) -> (B, d); label `classes` is the null label."""
+
+
+@runtime_checkable
+class Scheduled(Protocol):
+    """A velocity field with times of its own: `euler` goes through them, in no equal steps."""
+
+    def euler_times(self, steps: int, start_time: float = 0.0) -> list[float]:
+        """Times from `start_time` to 1; `steps` count from time 0, later starts have fewer."""
+        ...
 
 
 def interpolate(codes: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -74,10 +86,11 @@ def euler(
     guidance: float = 1.0,
     start_time: float = 0.0,
 ) -> Tensor:
-    """Integrate dx/dt = v from `start_time` to 1 in equal Euler steps: codes (B, d).
+    """Integrate dx/dt = v from `start_time` to 1 by Euler steps: codes (B, d).
 
-    `start` (B, d) are points x at that time: noise at t = 0; later, draws of the tilted marginal
-    (StraightDP section 3.1, "Sampling-time guidance").
+    Equal steps, or those of the field's own schedule (`Scheduled`). `start` (B, d) are points x at
+    that time: noise at t = 0; later, draws of the tilted marginal (StraightDP section 3.1,
+    "Sampling-time guidance").
 
     Raises:
         UsageError: fewer than one step, or a start outside [0, 1).
@@ -87,8 +100,24 @@ def euler(
     if not 0.0 <= start_time < 1.0:
         raise UsageError(f"the Euler sampler got the start time {start_time!r}, expected [0, 1)")
     x, span = start, 1.0 - start_time
-    for step in range(steps):
+    times = list[float]()
+    if isinstance(velocity, Scheduled):
+        times = velocity.euler_times(steps, start_time)
+    for now, then in pairwise(times):
+        t = torch.full(x.shape[:1], now, dtype=x.dtype, device=x.device)
+        x = x + (then - now) * guided(velocity, x, t, labels, null=null, guidance=guidance)
+    for step in range(0 if times else steps):
         now = start_time + span * step / steps
         t = torch.full(x.shape[:1], now, dtype=x.dtype, device=x.device)
         x = x + span * guided(velocity, x, t, labels, null=null, guidance=guidance) / steps
     return x
+
+
+def steps_from(velocity: VelocityField, steps: int, start_time: float) -> int:
+    """The `steps` to give `euler` so that a start at that time has its share of so many steps.
+
+    A schedule of the field's own takes its share by itself.
+    """
+    if isinstance(velocity, Scheduled):
+        return steps
+    return max(1, math.ceil(steps * (1.0 - start_time)))

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
-from dpsynth.errors import UsageError
+from dpsynth.errors import PlanError, UsageError
+from dpsynth.models.frozen.stored import load_frozen, save_frozen
+from dpsynth.models.frozen.velocity import FrozenVelocity
 from dpsynth.models.mmdit import DualStreamVelocity
 from dpsynth.models.patches import CodePatches
 from dpsynth.models.preconditioned import (
@@ -66,7 +68,12 @@ def build_velocity(
 
 
 def build_for(plan: Plan) -> nn.Module:
-    """The plan's velocity model with new weights: codes of its representation, its conditions."""
+    """The plan's velocity model with new weights: codes of its representation, its conditions.
+
+    Raises PlanError where the prior is frozen: its weights are never new (`load_for`).
+    """
+    if plan.frozen is not None:
+        raise PlanError("the plan's prior is frozen: there is no model of it with new weights")
     return build_velocity(
         plan.velocity,
         plan.representation.code,
@@ -79,10 +86,15 @@ def build_for(plan: Plan) -> nn.Module:
 def load_for(path: Path, plan: Plan) -> tuple[nn.Module, dict[str, str]]:
     """The plan's velocity model from a file, in eval mode, and the file's metadata.
 
+    Of a frozen prior the file says which weights it stands for; they are loaded and compared.
+
     Raises:
         MissingError: no such file.
+        PlanError: a frozen prior's weights changed.
         UsageError: the file holds another model than the plan's.
     """
+    if plan.frozen is not None:
+        return load_frozen(path, plan)
     return load_velocity(
         path,
         plan.velocity,
@@ -228,7 +240,13 @@ class _AttentionBlock(nn.Module):
 def save_velocity(
     model: nn.Module, path: Path, settings: Velocity, *, room: str, **facts: str
 ) -> None:
-    """Write the weights atomically as safetensors; `facts` are more metadata (such as hashes)."""
+    """Write the weights atomically as safetensors; `facts` are more metadata (such as hashes).
+
+    Of a frozen model its factors alone, beside what it is made of (`models.frozen.stored`).
+    """
+    if isinstance(model, FrozenVelocity):
+        save_frozen(model, path, room=room, **facts)
+        return
     tensors = {
         name: value.detach().cpu().contiguous().numpy()
         for name, value in model.state_dict().items()

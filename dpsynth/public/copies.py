@@ -20,7 +20,7 @@ from dpsynth.public.spool import spooled
 Images = NDArray[np.uint8]
 
 SHEET_IMAGES = 16
-_PART = 2_000
+_PART, _NUMBERS = 2_000, 2**23
 
 
 def altered(plan: Plan, public: PublicImages) -> Iterator[Images]:
@@ -44,23 +44,30 @@ def augmented(plan: Plan, public: PublicImages) -> Images:
 def codes_of(representation: Representation, *images: Images) -> Tensor:
     """Codes (n, d) float32 of these arrays of images, one after another; on disk if they are many.
 
-    Encoded in parts of `_PART` and not as they lie on disk: so a code's bits do not hang on that.
+    Encoded in parts of `_PART`, of long codes fewer, and not as they lie on disk: so a code's bits
+    do not hang on that.
     """
+    size = max(1, min(_PART, _NUMBERS // representation.dim))
     parts = (
-        representation.encode(array[start : start + _PART]).numpy()
+        representation.encode(array[start : start + size]).numpy()
         for array in images
-        for start in range(0, len(array), _PART)
+        for start in range(0, len(array), size)
     )
     return torch.from_numpy(spooled(parts, (representation.dim,), np.float32))
 
 
 def show(
-    plan: Plan, public: PublicImages, copies: Images, representation: Representation, path: Path
+    plan: Plan,
+    public: PublicImages,
+    copies: Images | None,
+    representation: Representation,
+    path: Path,
 ) -> None:
-    """Public images, plain and altered, above what the code space makes of them."""
+    """Public images, plain and altered if they are, above what the code space makes of them."""
     source = generator(plan.public_seed)
-    chosen = torch.randperm(len(copies), generator=source)[:SHEET_IMAGES].numpy()
+    chosen = torch.randperm(len(public.images), generator=source)[:SHEET_IMAGES].numpy()
     rows = []
-    for title, images in (("public", public.images[chosen]), ("altered", copies[chosen])):
+    altered = [] if copies is None else [("altered", copies[chosen])]
+    for title, images in (("public", public.images[chosen]), *altered):
         rows += [(title, images), ("rebuilt", representation.decode(representation.encode(images)))]
     contact_sheet(rows, path, title="Public images and their reconstructions")

@@ -33,12 +33,18 @@ def measures(
 ) -> dict[str, Any]:
     """Radii, tau and, where the plan asks, time buckets and guidance's start; plots go to `room`.
 
+    Of a frozen prior the radii alone: there is no public training whose horizon tau would be.
+
     `prior`: the prior's file, whose sampling is rehearsed.
     `wide`: public codes (n, d), then those of their altered copies; `labels` (n,). Radii are read
     from both: private codes may be longer than plain public ones, and a radius below them
     distorts every record, where one too large only adds noise.
     """
     codes, quantile = wide[: len(labels)], plan.representation.clip_quantile
+    if plan.frozen is not None:
+        with progress("calibration: clip radius", 1):
+            radii = _radii(wide, projection, quantile, room / RADIUS_PLOT)
+        return {**radii, "clip_quantile": quantile}
     with progress("calibration: clip radius and tau", 1) as bar:
         curve, tau = _tau(plan, codes, labels, projection)
         calibrate.plot_tau(curve, tau, room / TAU_PLOT)
@@ -92,7 +98,7 @@ def _tau(
     gaussians = calibrate.class_gaussians(
         features_of(codes, projection),
         labels,
-        shared=settings.covariance == "shared",
+        shared=settings.covariance != "class",
         rank=settings.rank,
         floor=settings.floor,
     )

@@ -10,6 +10,9 @@ A plan that releases mean embeddings has its feature map alone (`public.embeddin
 
 A plan with votes has the space that records vote in (`public.vote_stage`).
 
+A frozen text-to-image prior is not trained: its own samples, its prompts and its codes' mean are
+made in place of that (`public.frozen_stage`).
+
 Plans with spectral tokens also have a tokenizer and a transformer (`public.token_stage`); where
 tokens are the representation, these are all there is beside the calibration.
 """
@@ -26,6 +29,7 @@ from torch import Tensor
 
 from dpsynth.artifacts.files import sha256_file, write_json
 from dpsynth.console import Bar, note, progress
+from dpsynth.models.frozen.latents import LatentCodec
 from dpsynth.models.velocity import captions_of, image_of, save_velocity
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public.captions import require_drawable
@@ -33,10 +37,11 @@ from dpsynth.public.copies import altered, augmented, codes_of, show
 from dpsynth.public.embedding_stage import pretrain_map
 from dpsynth.public.feature_stage import feature_files, features_recipe, features_stage
 from dpsynth.public.fit import autoencoder_steps, fit_autoencoder
+from dpsynth.public.frozen_stage import FrozenStage
 from dpsynth.public.geometry import PixelCodec, fit_pca
 from dpsynth.public.job import FORMAT, Job
 from dpsynth.public.kept import is_named, kept_calibration, made_by
-from dpsynth.public.measures import TAU_PLOT, features_of, measures
+from dpsynth.public.measures import RADIUS_PLOT, TAU_PLOT, features_of, measures
 from dpsynth.public.perceptual import feature_loss
 from dpsynth.public.prior import fit_prior
 from dpsynth.public.profile import PROFILE_PLOT, uses_profile
@@ -82,7 +87,7 @@ from dpsynth.public.vote_stage import (
     vote_stage,
 )
 from dpsynth.public.wavelet import wavelet_codec
-from dpsynth.public.within import WITHIN, save_within, uses_within, within_covariance
+from dpsynth.public.within import WITHIN, save_within, spread_of, uses_within
 
 SHEET = "reconstructions.png"
 
@@ -99,7 +104,11 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
     """
     put_back(verified.run)
     require_drawable(verified.plan)
-    job = Job(verified.plan, verified.run, read_public(verified.plan))
+    frozen = None
+    if verified.plan.frozen is not None:
+        frozen = FrozenStage(verified.plan, verified.run)
+        frozen.draw_own()
+    job = Job(verified.plan, verified.run, read_public(verified.plan, verified.run), frozen=frozen)
     if job.plan.stages.embedding is not None:
         return pretrain_map(job)
     if job.plan.representation.kind == "tokens":
@@ -110,12 +119,14 @@ def pretrain(verified: VerifiedPlan) -> dict[str, Any]:
         return finished
     representation = _representation_stage(job)
     geometry_hash = sha256_file(job.run.public / GEOMETRY)
-    copies = augmented(job.plan, job.public)
-    wide = codes_of(representation, job.public.images, copies)
+    # What a frozen model draws is as it is: of altered copies nothing is to be learned.
+    copies = augmented(job.plan, job.public) if job.frozen is None else None
+    both = (job.public.images,) if copies is None else (job.public.images, copies)
+    wide = codes_of(representation, *both)
     codes = wide[: len(job.public.images)]
     labels = torch.from_numpy(job.public.labels)
     projection = _projection_stage(job, wide, geometry_hash)
-    _prior_stage(job, wide, labels.repeat(2), geometry_hash)
+    _prior_stage(job, representation, wide, labels.repeat(len(both)), geometry_hash)
     _within_stage(job, features_of(codes, projection), labels, geometry_hash)
     features_stage(job)
     vote_stage(job)
@@ -132,8 +143,10 @@ def _representation_stage(job: Job) -> Representation:
         note("representation: kept")
         return load_geometry(path, job.plan)[0]
     job.stale(path)
-    representation = standardised(_fit_codec(job), job.public.images)
-    save_geometry(path, representation, {"recipe": recipe, "kind": job.plan.representation.kind})
+    scaled, facts = job.frozen is None, {} if job.frozen is None else job.frozen.facts
+    representation = standardised(_fit_codec(job), job.public.images, scaled=scaled)
+    facts = {**facts, "recipe": recipe, "kind": job.plan.representation.kind}
+    save_geometry(path, representation, facts)
     # What was written is what is used from here on, also by this process.
     return load_geometry(path, job.plan)[0]
 
@@ -143,6 +156,8 @@ def _fit_codec(job: Job) -> Codec:
     if settings.kind == "pixels":
         shape = job.plan.private.image
         return PixelCodec((shape.height, shape.width, shape.channels))
+    if settings.kind == "latent":
+        return LatentCodec.of(job.plan)
     if settings.kind == "wavelet":
         return wavelet_codec(settings, job.plan.private.image)
     if settings.kind == "pca":
@@ -178,19 +193,24 @@ def _projection_stage(job: Job, wide: Tensor, geometry_hash: str) -> Projection 
     return read_projection(path, job.plan)
 
 
-def _prior_stage(job: Job, codes: Tensor, labels: Tensor, geometry_hash: str) -> None:
+def _prior_stage(
+    job: Job, representation: Representation, codes: Tensor, labels: Tensor, geometry_hash: str
+) -> None:
     plan, path = job.plan, job.run.public / PRIOR
     recipe = prior_recipe(job, geometry_hash)
     if made_by(path, recipe):
         note("prior: kept")
         return
     job.stale(path)
-    with progress("prior: rectified flow on public codes", plan.prior.steps) as bar:
+    if job.frozen is not None:
+        job.frozen.save_prior(representation, recipe, path)
+        return
+    with progress("prior: rectified flow on public codes", plan.pretraining.steps) as bar:
         model = fit_prior(
             codes,
             labels,
             plan.velocity,
-            plan.prior,
+            plan.pretraining,
             plan.private.conditions,
             seed=plan.public_seed + 1,
             advance=bar.advance,
@@ -214,10 +234,10 @@ def _within_stage(job: Job, codes: Tensor, labels: Tensor, geometry_hash: str) -
     if made_by(path, recipe):
         note("spread of public codes: kept")
         return
-    covariance = within_covariance(codes, labels)
+    spread = spread_of(job.plan, codes, labels)
 
     def save(target: Path) -> None:
-        save_within(target, covariance, recipe)
+        save_within(target, spread.within, recipe, spread.total)
 
     if path.exists() or not is_named(job.run, WITHIN_KEY, save):
         job.stale(path)
@@ -254,6 +274,7 @@ def _calibration_stage(
         **vote_facts(job, representation),
         "dim": wide.shape[1],
         **hashes,
+        **({} if job.frozen is None else job.frozen.facts),
         "sources": [source.to_json() for source in job.public.sources],
     }
     if job.plan.sampling.sharpen == "public":
@@ -279,7 +300,8 @@ def _finished(job: Job) -> dict[str, Any] | None:
     captions, tokens = feature_files(job.plan).values(), token_files(job.plan).values()
     sheets = [TOKENS_SHEET] if tokens else []
     votes = vote_files(job.plan).values()
-    files = (GEOMETRY, PRIOR, TAU_PLOT, SHEET, *within, *basis, *plots, *captions, *tokens, *sheets)
+    measured = RADIUS_PLOT if job.frozen is not None else TAU_PLOT
+    files = (GEOMETRY, PRIOR, measured, SHEET, *within, *basis, *plots, *captions, *tokens, *sheets)
     files = (*files, *votes)
     if not all((room / name).exists() for name in files):
         return None

@@ -53,7 +53,7 @@ def profile_facts(
     """
     train, moments = plan.stages.train, plan.stages.moments
     assert train is not None
-    shared = moments is None or moments.covariance == "shared"
+    shared = moments is None or moments.covariance != "class"
     weights, spectra = class_spectra(codes, labels, shared=shared)
     edges = bucket_edges(trains_from(plan.distillation, tau), train.buckets)
     times = [midpoints(a, b) for a, b in pairwise(edges)]

@@ -199,7 +199,7 @@ def projected(inner: Representation, projection: Projection, radius: float) -> R
 
 
 def fit_projection(codes: Tensor, dim: int) -> Projection:
-    """PCA of public codes (n, d): the leading `dim` directions, d^2 numbers are held.
+    """PCA of public codes (n, d): the leading `dim` directions; min(n, d)^2 numbers are held.
 
     The sign of each direction is fixed by its largest entry, so that equal codes give an equal
     basis.
@@ -213,15 +213,47 @@ def fit_projection(codes: Tensor, dim: int) -> Projection:
             f"stages.moments.projection is {dim}, but these public codes allow at most {most}",
             hint="lower stages.moments.projection in the plan, or leave it out",
         )
-    centre, scatter = _moments(codes)
-    values, vectors = np.linalg.eigh(scatter)  # ascending
-    basis = vectors[:, ::-1][:, :dim].T
+    few = len(codes) < codes.shape[1]
+    centre, basis, off = (_from_products if few else _from_scatter)(codes, dim)
     largest = np.abs(basis).argmax(axis=1)
     signs = np.sign(basis[np.arange(dim), largest])
-    residual = max(float(values[: len(values) - dim].mean()), LEAST_RESIDUAL)
+    residual = max(off, LEAST_RESIDUAL)
     reach = max(float((part - centre).abs().max()) for part in _parts(codes))
     bound = 2.0 ** math.ceil(math.log2(max(8.0 * reach, 1.0)))
     return Projection(np.ascontiguousarray(basis * signs[:, None]), centre.numpy(), residual, bound)
+
+
+def _from_scatter(codes: Tensor, dim: int) -> tuple[Tensor, Array, float]:
+    """Mean (d,), leading directions (dim, d), and the mean variance off them, by (d, d) numbers."""
+    centre, scatter = _moments(codes)
+    values, vectors = np.linalg.eigh(scatter)  # ascending
+    return centre, vectors[:, ::-1][:, :dim].T, float(values[: len(values) - dim].mean())
+
+
+def _from_products(codes: Tensor, dim: int) -> tuple[Tensor, Array, float]:
+    """As `_from_scatter`, of fewer codes than coordinates: by the (n, n) products between codes.
+
+    Of centred codes X, X^T X and X X^T have the same eigenvalues, and X^T u / |X^T u| is a
+    direction of the first for each u of the second. Coordinates are taken part by part.
+    """
+    count, width = codes.shape
+    step = max(1, _NUMBERS // count)
+    parts = [slice(at, at + step) for at in range(0, width, step)]
+    centre, products = torch.zeros(width, dtype=torch.float64), np.zeros((count, count))
+    for part in parts:
+        own = codes[:, part].double()
+        centre[part] = own.mean(0)
+        centred = (own - centre[part]).numpy()
+        products += centred @ centred.T
+    values, vectors = np.linalg.eigh(products / count)  # ascending
+    basis = np.empty((dim, width))
+    for part in parts:
+        centred = (codes[:, part].double() - centre[part]).numpy()
+        basis[:, part] = vectors[:, ::-1][:, :dim].T @ centred
+    # Rounding leaves directions of little variance askew: made orthonormal in their order.
+    turned = np.linalg.qr(basis.T)[0].T
+    off = float(values[: count - dim].clip(min=0.0).sum()) / (width - dim)
+    return centre, turned, off
 
 
 def _moments(codes: Tensor) -> tuple[Tensor, Array]:

@@ -19,6 +19,8 @@ from dpsynth.artifacts.settled import require_calibration
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import MissingError, UsageError, typed
 from dpsynth.models.autoencoder import ConvAutoencoder, as_bytes, build_autoencoder, pixels
+from dpsynth.models.frozen.checkpoint import open_checkpoint, require_weights
+from dpsynth.models.frozen.latents import LatentCodec
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.public.geometry import PcaCodec, PixelCodec
@@ -28,6 +30,7 @@ from dpsynth.public.wavelet import stored_codec
 FORMAT = "dpsynth-geometry-1"
 GEOMETRY, CALIBRATION = "geometry.safetensors", "calibration.json"
 _BATCH = 500
+_NUMBERS = 2**23  # of codes that are decoded at once: bounds memory
 Rows = TypeVar("Rows", NDArray[np.uint8], Tensor)
 
 
@@ -129,7 +132,9 @@ class Representation:
 
     def decode(self, codes: Tensor) -> NDArray[np.uint8]:
         """Images (n, H, W, C) of codes (n, d), rounded and clipped to bytes."""
-        return as_bytes(self.decode_pixels(codes))
+        size = max(1, _NUMBERS // max(1, self.dim))
+        parts = [codes[at : at + size] for at in range(0, max(1, len(codes)), size)]
+        return np.concatenate([as_bytes(self.decode_pixels(part)) for part in parts])
 
     def decode_pixels(self, codes: Tensor) -> Tensor:
         """Images (n, C, H, W) in [0, 1] of codes (n, d), in the codec's own precision."""
@@ -143,11 +148,13 @@ class Representation:
             raise UsageError(f"an image of shape {shape} was given, expected {self.shape}")
 
 
-def standardised(codec: Codec, images: NDArray[np.uint8], radius: float = 1.0) -> Representation:
+def standardised(
+    codec: Codec, images: NDArray[np.uint8], radius: float = 1.0, *, scaled: bool = True
+) -> Representation:
     """The representation whose centre and scale are those of public `images` (n, H, W, C).
 
-    One pass. Sums are taken about the first part's mean, so that no difference of large numbers
-    loses digits.
+    scaled: False leaves the scale 1, for codes that a model knows in their own units. One pass.
+    Sums are taken about the first part's mean, so that no difference of large numbers loses digits.
     """
     shift: Tensor | None = None
     first, second, size = torch.zeros(()), torch.zeros(()), 0
@@ -160,7 +167,7 @@ def standardised(codec: Codec, images: NDArray[np.uint8], radius: float = 1.0) -
         raise UsageError("there are no public images to centre the code space by")
     moved = first / size
     mean_square = second / (size * len(moved)) - moved.square().mean()
-    scale = float(mean_square.clamp_min(0.0).sqrt())
+    scale = float(mean_square.clamp_min(0.0).sqrt()) if scaled else 1.0
     return Representation(codec, images.shape[1:], (shift + moved).numpy(), scale, radius)
 
 
@@ -180,8 +187,11 @@ def load_geometry(path: Path, plan: Plan) -> tuple[Representation, dict[str, str
     Raises:
         MissingError: no such file.
         UsageError: damaged, or made for another plan.
+        PlanError: the weights of a frozen prior, whose VAE codes images, changed since.
     """
     arrays, metadata = load_tensors(path)
+    if plan.frozen is not None:
+        require_weights(open_checkpoint(plan), metadata.get("weights_sha256"))
     image = plan.private.image
     shape = (image.height, image.width, image.channels)
     try:
@@ -236,6 +246,8 @@ def load_representation(run: RunDir, plan: Plan) -> Representation:
 def _codec(arrays: dict[str, NDArray[np.generic]], plan: Plan, image: ImageShape) -> Codec:
     if plan.representation.kind == "pixels":
         return PixelCodec((image.height, image.width, image.channels))
+    if plan.representation.kind == "latent":
+        return LatentCodec.of(plan)
     if plan.representation.kind == "wavelet":
         return stored_codec(arrays["rows"], arrays["columns"], plan.representation, image)
     if plan.representation.kind == "pca":

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import DataError, MissingError
 from dpsynth.planning.caption_rules import PUBLIC, CaptionRule
 from dpsynth.planning.schema import ImageShape, Plan
 from dpsynth.planning.source_kinds import Source
+from dpsynth.public.own_samples import readable
 from dpsynth.public.spool import in_parts, spooled
 from dpsynth.readers import BadRecord, Item, UnreadableSourceError, open_source
 from dpsynth.readers.picture import brought_to
@@ -64,15 +66,15 @@ class PublicImages:
         return kinds[self.source]
 
 
-def read_public(plan: Plan) -> PublicImages:
+def read_public(plan: Plan, run: RunDir | None = None) -> PublicImages:
     """Read every public source, resized (antialiased) and converted to the plan's image shape.
 
     Captions are read for a plan with captions alone: for all others the column `text` may stand
-    in for a label.
+    in for a label. `run`: whose public room has the own samples of a frozen prior.
 
     Raises:
         DataError: a source or a record of it cannot be read.
-        MissingError: a file or an optional install is absent.
+        MissingError: a file or an optional install is absent, or own samples were not drawn yet.
     """
     image = plan.private.image
     given: list[list[NDArray[np.int64]]] = [[] for _ in plan.public]  # as each source has them
@@ -81,7 +83,7 @@ def read_public(plan: Plan) -> PublicImages:
 
     def parts() -> Iterator[NDArray[np.uint8]]:
         for place, source in enumerate(plan.public):
-            for part in _read_one(source, image, rule):
+            for part in _read_one(readable(source, run), image, rule):
                 given[place].append(part.labels)
                 texts[place] += part.texts
                 yield part.images

@@ -239,7 +239,7 @@ def public_draws(
     _, means, covariances = class_gaussians(
         features,
         own,
-        shared=settings.covariance == "shared",
+        shared=settings.covariance != "class",
         rank=settings.rank,
         floor=settings.floor,
     )

@@ -157,7 +157,7 @@ def _transformer_stage(job: Job, tokenizer: Tokenizer) -> None:
         path,
         Pairs(ids, _read(plan, image_captions(job))),
         sizes_of(plan),
-        plan.prior,
+        plan.pretraining,
         seed=plan.public_seed + 7,
         recipe=recipe,
     )
@@ -194,7 +194,7 @@ def _transformer_recipe(job: Job) -> str:
     sizes = asdict(made) | {"text": made.text.model_dump()}
     # Captions that images have of their own are part of each recipe already.
     words = captions_of(plan) if job.public.captions is None else None
-    parts = (sizes, plan.prior.model_dump(), words, sha256_file(job.run.public / TOKENIZER))
+    parts = (sizes, plan.pretraining.model_dump(), words, sha256_file(job.run.public / TOKENIZER))
     sha256 = encoder_sha256(tokens_of(plan).transformer)
     return job.recipe("transformer", _VERSION, *parts, *([] if sha256 is None else [sha256]))
 

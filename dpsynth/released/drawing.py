@@ -25,7 +25,13 @@ from dpsynth.planning.schema import Plan
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.released.asked import Asked
 from dpsynth.released.gaussians import load_mixture
-from dpsynth.released.guidance import Guide, TiltedStart, control_means, guide_facts
+from dpsynth.released.guidance import (
+    Guide,
+    TiltedStart,
+    control_means,
+    guide_facts,
+    own_means,
+)
 
 Draw = Callable[[Tensor, torch.Generator], Tensor]
 """Codes (B, d) for labels (B,)."""
@@ -91,7 +97,9 @@ def _tilted(
     t0 = guide.at(run, plan)
     mixture, moments_hash = load_mixture(run, plan)
     means = None
-    if guide.mean != "released":
+    if guide.mean == "public" and plan.frozen is not None:
+        means = own_means(run, plan)
+    elif guide.mean != "released":
         prior = _model(model_path(run, "prior"), plan, asked)
         means = control_means(guide.mean, mixture, prior, plan)
     return TiltedStart(mixture, t0, means), t0, guide_facts(guide, t0, moments_hash)

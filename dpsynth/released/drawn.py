@@ -19,6 +19,7 @@ from dpsynth.released.asked import Asked
 from dpsynth.released.card import stamps
 
 SHARD = 500
+_NUMBERS = 3 * 2**24  # in a shard's images: bounds memory where images are large
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +96,14 @@ def write(
     begun = ranks.tell(None if writer is None else {"written": writer.written})["written"]
     image = plan.private.image
     shape = (image.height, image.width, image.channels)
+    size = shard_size(shape)
     with progress("sampling", count, completed=begun) as bar:
-        for first in range(begun, count, SHARD * ranks.world):
-            own = first + SHARD * ranks.rank
-            labels = shard_labels(asked, count, own)
+        for first in range(begun, count, size * ranks.world):
+            own = first + size * ranks.rank
+            labels = shard_labels(asked, count, own, size)
             drawn = made.at(own)(labels, source).packed() if len(labels) else b""
             for rank, part in enumerate(ranks.gather(drawn)):
-                labels = shard_labels(asked, count, first + SHARD * rank)
+                labels = shard_labels(asked, count, first + size * rank, size)
                 if writer is not None and len(labels):
                     texts = [asked.captions[y] for y in labels.tolist()]
                     one = Drawn.of(part, shape, made.tokens)
@@ -111,6 +113,15 @@ def write(
         writer.finish()
 
 
-def shard_labels(asked: Asked, count: int, first: int) -> Tensor:
+def shard_size(shape: tuple[int, int, int]) -> int:
+    """Images of a shard, which are held at once: 500, or fewer of large ones (H, W, C).
+
+    >>> shard_size((28, 28, 1)), shard_size((1024, 1024, 3))
+    (500, 16)
+    """
+    return max(1, min(SHARD, _NUMBERS // int(np.prod(shape))))
+
+
+def shard_labels(asked: Asked, count: int, first: int, size: int = SHARD) -> Tensor:
     """Conditions of the shard that starts at image `first`; none beyond the last one."""
-    return torch.arange(first, max(first, min(count, first + SHARD))) % asked.count
+    return torch.arange(first, max(first, min(count, first + size))) % asked.count

@@ -12,6 +12,7 @@ null branch untouched. Post-processing: no private record is read.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +23,14 @@ from dpsynth.models.flow import VelocityField, euler, interpolate
 from dpsynth.models.seeding import generator
 from dpsynth.models.threads import one_thread
 from dpsynth.planning.schema import Plan
+from dpsynth.public.representation import load_representation
+from dpsynth.public.sources import read_public
 from dpsynth.released.gaussians import ReleasedMixture
 
 Mean = Literal["released", "zero", "public", "random"]
 MEANS: tuple[Mean, ...] = ("released", "zero", "public", "random")
 """The released means, and the controls of section 4.4 that stand in their place."""
+OWN_KIND = "prior"  # of the public source that a frozen prior draws
 _PRIOR_DRAWS, _LEAST_DRAWS = 4_096, 32
 
 
@@ -127,6 +131,31 @@ def _prior_means(
         )
         means.append(ended.mean(0))
     return torch.stack(means)
+
+
+def own_means(run: RunDir, plan: Plan) -> Tensor:
+    """Class means (Y, d) of what a frozen prior draws: of its own samples, which pretrain drew.
+
+    A condition without one has the mean of all.
+
+    Raises MissingError: they are not there.
+    """
+    space, conditions = load_representation(run, plan), plan.private.conditions
+    public = read_public(plan, run)
+    drawn = np.flatnonzero([public.sources[n].kind == OWN_KIND for n in public.source])
+    if not len(drawn):
+        raise MissingError(
+            "--mean public needs own samples of the prior",
+            hint="add `{kind: prior, count: 256}` to public in the plan, and plan a new run",
+        )
+    sums, counts = torch.zeros(conditions, space.dim), torch.zeros(conditions)
+    for place, image in enumerate(drawn.tolist()):
+        y = place % conditions  # as pretrain drew them: the conditions in turn
+        sums[y] += space.encode(public.images[image : image + 1])[0]
+        counts[y] += 1
+    overall = sums.sum(0) / counts.sum()
+    known = counts[:, None] > 0
+    return torch.where(known, sums / counts.clamp_min(1.0)[:, None], overall.expand_as(sums))
 
 
 def guide_facts(guide: Guide, t0: float, moments_hash: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from dpsynth.artifacts.files import sha256_file
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import PLAIN, read_samples, read_summary
-from dpsynth.artifacts.sheet import contact_sheet, rows_by_class
+from dpsynth.artifacts.sheet import COLUMNS, ROWS, contact_sheet, rows_by_class
 from dpsynth.console import counted, note
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import UsageError
@@ -177,7 +177,8 @@ def _shown(verified: VerifiedPlan, folder: Path, count: int, route: Route) -> di
     """Write the contact sheet; what there is to say of the samples."""
     plan, run = verified.plan, verified.run
     sheet = run.released / sheet_name(folder.name)
-    images, labels = read_samples(folder, plan.private.classes)
+    # The sheet shows a few: the others are not opened.
+    images, labels = read_samples(folder, plan.private.classes, most=COLUMNS, first=ROWS)
     rows = rows_by_class(images, labels, plan.private.classes)
     words = f"{'coarse' if is_coarse(folder.name) else ''}{route.suffix}".lstrip("-")
     title = f"{plan.name}: synthetic" + (f", {words}" if words else "")

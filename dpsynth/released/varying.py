@@ -4,7 +4,6 @@ A variation renoises a code to time t and lets the flow integrate again from the
 Table 9 (`t_v`), with equation 1's interpolation.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 from dpsynth.artifacts.files import read_json, sha256_file
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.errors import MissingError, UsageError, typed
-from dpsynth.models.flow import VelocityField, euler, interpolate
+from dpsynth.models.flow import VelocityField, euler, interpolate, steps_from
 from dpsynth.models.threads import one_thread
 from dpsynth.models.velocity import load_for
 from dpsynth.planning.schema import Plan
@@ -23,6 +22,7 @@ from dpsynth.public.recipes import PRIOR
 from dpsynth.public.representation import GEOMETRY, Representation, load_representation
 
 _BATCH = 1_000
+_NUMBERS = 2**23  # of codes that are integrated at once: bounds memory
 
 Codes = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -67,14 +67,14 @@ class FlowGenerator:
         return self.representation.decode(torch.from_numpy(np.ascontiguousarray(members)))
 
     def _integrated(self, start: Tensor, labels: Labels, t: float) -> Codes:
-        steps = max(1, math.ceil(self.steps * (1.0 - t)))
-        parts = []
+        steps = steps_from(self.velocity, self.steps, t)
+        parts, size = [], max(1, min(_BATCH, _NUMBERS // max(1, start.shape[1])))
         with one_thread():
-            for at in range(0, len(start), _BATCH):
-                own = torch.from_numpy(np.ascontiguousarray(labels[at : at + _BATCH]))
+            for at in range(0, len(start), size):
+                own = torch.from_numpy(np.ascontiguousarray(labels[at : at + size]))
                 parts.append(
                     euler(
-                        self.velocity, start[at : at + _BATCH], own, null=self.null,
+                        self.velocity, start[at : at + size], own, null=self.null,
                         steps=steps, guidance=self.guidance, start_time=t,
                     )
                 )  # fmt: skip

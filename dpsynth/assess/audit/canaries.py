@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpsynth.artifacts.rooms import RunDir
 from dpsynth.assess.audit.worlds import Array, Mask, Pair
 from dpsynth.errors import UsageError
 from dpsynth.planning.captions import Template
@@ -63,6 +64,8 @@ def draw_canaries(
     count: int,
     kind: CanaryKind,
     held_out: frozenset[bytes],
+    *,
+    run: RunDir | None = None,
 ) -> Pair:
     """Images (m, H, W, C) and labels (m,) of the plan's conditions, in turn; all different.
 
@@ -74,6 +77,7 @@ def draw_canaries(
         count: m, from 50 to 2,000.
         kind: "patterns" or "public".
         held_out: `mark` of every held-out image.
+        run: whose public room has the own samples of a frozen prior, see `read_public`.
 
     Raises:
         UsageError: a count out of range, or fewer public images than that.
@@ -83,7 +87,7 @@ def draw_canaries(
             f"{count} canaries were asked for, expected {LEAST} to {MOST}", hint="--canaries 200"
         )
     labels = np.arange(count, dtype=np.int64) % plan.private.conditions
-    images = patterns(space, labels) if kind == "patterns" else _public(plan, count)
+    images = patterns(space, labels) if kind == "patterns" else _public(plan, count, run)
     return _apart(plan, images, labels, held_out), labels
 
 
@@ -136,9 +140,9 @@ def _norms(space: Representation, images: NDArray[np.uint8]) -> Array:
     return found
 
 
-def _public(plan: Plan, count: int) -> NDArray[np.uint8]:
+def _public(plan: Plan, count: int, run: RunDir | None) -> NDArray[np.uint8]:
     """Public images without repetition, drawn by a public seed."""
-    public = read_public(plan).images
+    public = read_public(plan, run).images
     order = np.random.default_rng(plan.public_seed).permutation(len(public))
     chosen, seen = list[int](), set[bytes]()
     for place in order.tolist():

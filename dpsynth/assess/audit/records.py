@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsynth.artifacts.rooms import RunDir
 from dpsynth.assess.audit.canaries import ListedUnits, mark
 from dpsynth.assess.audit.worlds import Coded, Pair
 from dpsynth.planning.caption_rules import CaptionRule, caption_rule
@@ -72,12 +73,12 @@ def private_records(verified: VerifiedPlan) -> Records:
     return Records(verified.plan, data.train, held_out, frozenset(marks), public=False)
 
 
-def public_records(plan: Plan) -> Records:
+def public_records(plan: Plan, run: RunDir | None = None) -> Records:
     """Public images in the private records' place: as many as declared, and others held out.
 
     Labels are the public sources' own, brought to the plan's conditions by their remainder.
     """
-    public = read_public(plan)
+    public = read_public(plan, run)
     order = np.random.default_rng(plan.public_seed).permutation(len(public.labels))
     size = min(plan.private.capacity, max(1, len(order) - MOST_COMPARED, len(order) // 2))
     train, rest = order[:size], order[size : size + MOST_COMPARED]

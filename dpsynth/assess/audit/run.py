@@ -94,8 +94,8 @@ def audit(verified: VerifiedPlan, asked: Asked = Asked()) -> dict[str, Any]:
     space = load_release_space(run, plan).representation
     if not asked.public_data:
         ensure_checked(verified)
-    records = public_records(plan) if asked.public_data else private_records(verified)
-    canaries = draw_canaries(plan, space, count, asked.canary_images, records.marks)
+    records = public_records(plan, run) if asked.public_data else private_records(verified)
+    canaries = draw_canaries(plan, space, count, asked.canary_images, records.marks, run=run)
     profile = profile_in(read_json(run.calibration)) if verified.lock.allocation else None
     planned = specs(plan, verified.lock, profile, asked.references or 0)
     builder = Builder(run, records, canaries, QUICK_SAMPLES if asked.quick else SAMPLES)

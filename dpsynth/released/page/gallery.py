@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.samples import read_samples, read_summary
+from dpsynth.artifacts.sheet import shrunk
 from dpsynth.errors import DpsynthError
 from dpsynth.released.page.means import decoded_means
 from dpsynth.released.page.pictures import Stamp, uris
@@ -80,7 +81,11 @@ def gallery(run: RunDir, plan: "Plan", stamp: Stamp, *, samples: str = "samples"
     found, count, notes = _samples(run.released / samples, plan, stamp)
     try:
         rows = [
-            Row(name, uris(means[name][None], stamp)[0] if name in means else None, found[name])
+            Row(
+                name,
+                uris(shrunk(means[name][None]), stamp)[0] if name in means else None,
+                found[name],
+            )
             for name in names
         ]
     except DpsynthError:
@@ -100,9 +105,9 @@ def _samples(
         summary = read_summary(folder)
         if summary is None:
             return none, 0, ["No images were drawn yet."]
-        images, labels = read_samples(folder, private.classes, shape, most=COLUMNS)
+        images, labels = read_samples(folder, private.classes, shape, most=COLUMNS, first=MOST_ROWS)
         found = {
-            name: uris(images[labels == y], stamp)
+            name: uris(shrunk(images[labels == y]), stamp)
             for y, name in enumerate(private.classes[:MOST_ROWS])
         }
         return none | found, int(summary["count"]), []

@@ -1,0 +1,1 @@
+"""Frozen text-to-image models of diffusers as velocity models on codes."""

@@ -18,6 +18,7 @@ FOLDER = "adapter"
 CONFIG = "adapter_config.json"
 PEFT = "adapter_model.safetensors"
 DIFFUSERS = "pytorch_lora_weights.safetensors"
+FILES = (CONFIG, PEFT, DIFFUSERS)
 ADAPTER = "adapter"
 """Metadata key of files with factors: `adapter_facts`, as JSON."""
 ROOT = "transformer."

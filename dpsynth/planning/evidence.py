@@ -32,6 +32,8 @@ _NAMED = (
     "transformer",
 )  # fmt: skip
 """Public files that a calibration may name: NAME.safetensors by its key NAME_sha256."""
+_ARRAYS = {".safetensors", ".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"}
+"""How files of weights end; pickled ones are never part of a hand-out."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def _refuse_unknown(handed: Path) -> None:
     known = {*DERIVED, *(path.name for path in made_files(handed))}
     for path in sorted(handed.rglob("*")):
         name = path.relative_to(handed).as_posix()
-        if path.suffix.lower() == ".safetensors" and name not in known:
+        if path.suffix.lower() in _ARRAYS and name not in known:
             raise ReplayError(
                 f"{name} is no file of a hand-out: nothing says what it was made from",
                 hint="ask the custodian for a whole copy",

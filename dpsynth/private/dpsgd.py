@@ -186,6 +186,8 @@ def _train_chunks(training: _Training, spender: Spender) -> None:
         training.clipper() as clipper,
         progress("private training", sum(slot.steps or 0 for slot in free)) as bar,
     ):
+        if free and (batch := training.task.trial()) is not None:
+            clipper.clipped_sum(*batch)  # what the engine refuses, it refuses before a charge
         for slot in free:
             spender.charge(slot)
             training.ranks.tell({"charged": slot.id})  # only now: the charge is on disk

@@ -27,6 +27,8 @@ MOST_KEPT = 2**28
 """Bytes of codes, by the plan's own numbers, that are kept for the rounds after the first."""
 # Images of a chunk (units are whole: a chunk may hold one unit's more), and numbers in its codes.
 _ROWS, _NUMBERS = 2**14, 2**21
+# Bytes of images that wait to be encoded, where units come one by one.
+_WAITING = 2**26
 
 
 @dataclass(frozen=True)
@@ -248,14 +250,15 @@ def _by_units(
     ranks: Ranks,
 ) -> Iterator[UnitCodes]:
     waiting: list[list[tuple[Record, int]]] = []
-    images = 0
+    images = held = 0
     with Encoder(representation) as encoder:
         for unit in shard(units.records(), ranks, _mark):
             waiting.append(counted.of(unit[:1] if units.most is None else unit))
             images += len(waiting[-1])
-            if images >= rows:
+            held += sum(record.image.nbytes for record, _ in waiting[-1])
+            if images >= rows or held >= _WAITING:
                 yield _coded(waiting, units, encoder, counted)
-                waiting, images = [], 0
+                waiting, images, held = [], 0, 0
         if images:
             yield _coded(waiting, units, encoder, counted)
 

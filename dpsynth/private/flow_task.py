@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpsynth.artifacts.adapter import ADAPTER, adapter_facts, write_adapter
 from dpsynth.artifacts.lock import Lock
@@ -14,7 +14,7 @@ from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.trained import start_path
 from dpsynth.distributed.ranks import ALONE, Ranks
 from dpsynth.errors import MissingError, PlanError, UsageError
-from dpsynth.models.frozen.machine import on_device
+from dpsynth.models.frozen.machine import machine, on_device
 from dpsynth.models.frozen.velocity import FrozenVelocity
 from dpsynth.models.trainable import train_only
 from dpsynth.models.velocity import describe, load_for, save_velocity
@@ -45,10 +45,12 @@ class FlowTask:
             PlanError: no train stage, a start of other times than the lock's, or weights that this
                 model does not have (`lora` is for a frozen prior).
             MissingError: an earlier step has not run.
+            UsageError: a frozen prior in float16, see `_require_range`.
         """
         settings = plan.stages.train
         if settings is None:
             raise PlanError("this plan has no train stage", hint="declare stages.train and re-plan")
+        _require_range(plan)
         space = load_representation(run, plan)
         path = start_path(run, lock)
         if not path.exists():
@@ -85,6 +87,14 @@ class FlowTask:
         _bring(self.model)  # where parts take turns on a device, encoding had it last
         return data
 
+    def trial(self) -> tuple[Tensor, ...] | None:
+        """Two random codes of a frozen prior, whose layers others made; see `Task`."""
+        if self.plan.frozen is None:
+            return None
+        draws = (2, self.work.settings.multiplicity, self.space.dim)
+        codes, xi = torch.randn(draws[0], draws[-1]), torch.randn(draws)
+        return codes, torch.arange(2) % self.work.classes, torch.rand(draws[:-1]), xi
+
     def save(self, model: nn.Module, path: Path) -> None:
         """Write the released model, with the time from which it was trained.
 
@@ -98,6 +108,18 @@ class FlowTask:
     def report(self) -> dict[str, Any]:
         """The time from which training went on (tau; 0 without distillation)."""
         return {"from_time": self.work.low}
+
+
+def _require_range(plan: Plan) -> None:
+    """Refuse float16 before anything is charged: gradients fall below its least numbers.
+
+    What is left of them hangs on the losses' scale, and the engine refuses that in its rehearsals.
+    """
+    if plan.frozen is not None and machine().dtype == "float16":
+        raise UsageError(
+            "--dtype float16 has too little range for gradients of a frozen prior",
+            hint="--dtype bfloat16",
+        )
 
 
 def _bring(model: nn.Module) -> None:

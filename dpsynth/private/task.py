@@ -67,6 +67,12 @@ class Task(Protocol):
     def take(self, chunks: Iterable[UnitCodes]) -> PrivateCodes:
         """Private units in memory; from now on labels mean these records' captions, if free."""
 
+    def trial(self) -> tuple[Tensor, ...] | None:
+        """A batch without private numbers, to see before a charge that the engine takes the model.
+
+        None where the model is dpsynth's own, which its tests have shown.
+        """
+
     def save(self, model: nn.Module, path: Path) -> None:
         """Write `model`, the average of trained weights, as the run releases it. The last call."""
 

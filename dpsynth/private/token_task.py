@@ -125,6 +125,9 @@ class TokenTask:
             self.work = replace(self.work, table=self.space.space.text_of(data.captions))
         return data
 
+    def trial(self) -> None:
+        """See `Task`: the transformer is dpsynth's own."""
+
     def save(self, model: nn.Module, path: Path) -> None:
         """Write the whole transformer, LoRA factors merged: the coarse part private, the fine not.
 

@@ -142,7 +142,11 @@ class ProjectedCodec:
 
     def encode_rows(self, images: NDArray[np.uint8]) -> Array:
         """Features (n, p) of images (n, H, W, C), each the same bits in any company."""
-        return self.projection.project_rows(self.inner.encode_exact_many(images))
+        features, step = np.empty((len(images), self.projection.dim)), self._step
+        for at in range(0, len(images), step):
+            codes = self.inner.encode_exact_many(images[at : at + step])
+            features[at : at + step] = self.projection.project_rows(codes)
+        return features
 
     def encode_many(self, images: NDArray[np.uint8]) -> Tensor:
         """Features (n, p) float64 of public or synthetic images (n, H, W, C)."""
@@ -151,6 +155,11 @@ class ProjectedCodec:
     def decode(self, codes: Tensor) -> Tensor:
         """Pixels (n, H, W, C) in [0, 1] of features (n, p), by way of the code m + P^T f."""
         return self.inner.decode_pixels(self.projection.lift(codes.double())).permute(0, 2, 3, 1)
+
+    @property
+    def _step(self) -> int:
+        """Codes, which may be far longer than features, that are held at once."""
+        return max(1, _NUMBERS // self.inner.dim)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """What the projection's file keeps of it."""

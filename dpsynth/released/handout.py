@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from dpsynth.artifacts.adapter import FILES as ADAPTER_FILES
 from dpsynth.artifacts.adapter import FOLDER as ADAPTER_FOLDER
 from dpsynth.artifacts.adapter import write_adapter
 from dpsynth.artifacts.files import read_json, sha256_file, write_changed
@@ -109,8 +110,16 @@ def _require_plain(folder: Path) -> None:
 def _renew_adapter(folder: Path, lock: Lock) -> None:
     """The adapter folder holds the factors of the model beside it, and is nowhere without one.
 
-    Raises ReplayError for one that no model here has made.
+    Raises ReplayError for one that no model here has made, and for files in it that are not its
+    own: whoever loads the folder would take them for what the model made.
     """
+    held = (folder / ADAPTER_FOLDER).glob("*")
+    for path in sorted(path for path in held if path.name not in ADAPTER_FILES):
+        if path.suffix != ".tmp":
+            raise ReplayError(
+                f"released/{ADAPTER_FOLDER}/{path.name} is no file of an adapter that dpsynth made",
+                hint="move it out of released/, then type the same command again",
+            )
     frozen = lock.facts["prior"].get("kind") == FROZEN
     if frozen and (folder / MODEL).is_file() and write_adapter(folder / MODEL) is not None:
         return

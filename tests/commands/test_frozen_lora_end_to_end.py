@@ -18,7 +18,7 @@ from dpsynth.artifacts.manifest import check_manifest, write_manifest
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.spending import read_state
 from dpsynth.artifacts.tensors import load_tensors
-from dpsynth.errors import ReplayError
+from dpsynth.errors import ReplayError, UsageError
 from dpsynth.planning.replay import replay
 from dpsynth.planning.verify import VerifiedPlan, load_verified, make_run
 
@@ -176,6 +176,22 @@ def test_the_adapter_is_handed_out_and_loads_as_it_is(story):
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
+def test_a_model_that_the_engine_refuses_costs_no_charge(story, tmp_path, monkeypatch):
+    from dpsynth.private import dpsgd
+    from dpsynth.private.engine import PerExampleClipper
+
+    def refused(*batch: object) -> None:
+        raise UsageError(f"a layer mixes examples, in a batch of {len(batch)}")
+
+    shutil.copytree(story["half"], tmp_path / "here")
+    run = RunDir(tmp_path / "here" / "run")
+    before = run.transcript.read_bytes()
+    monkeypatch.setattr(PerExampleClipper, "clipped_sum", refused)
+    with pytest.raises(UsageError, match="mixes examples"):
+        dpsgd.train(load_verified(run.root))
+    assert run.transcript.read_bytes() == before
+
+
 def test_close_ends_a_cut_training_without_torch(story, tmp_path):
     shutil.copytree(story["half"], tmp_path / "here")
     run = RunDir(tmp_path / "here" / "run")
@@ -235,6 +251,39 @@ def test_replay_refuses_a_hand_out_of_an_adapter_alone(story, tmp_path):
     write_manifest(handed)  # by whoever took the model out
     with pytest.raises(ReplayError, match=r"without the model\.safetensors"):
         replay(handed)
+
+
+@pytest.mark.parametrize("stranger", ["adapter_model.bin", "notes.txt", "checkpoint-2"])
+def test_nothing_else_lies_in_an_adapter_that_is_handed_out(story, tmp_path, stranger):
+    from dpsynth.released.handout import hand_out
+
+    shutil.copytree(story["whole"], tmp_path / "here")
+    run = RunDir(tmp_path / "here" / "run")
+    path = run.released / "adapter" / stranger
+    path.write_bytes(b"not private") if path.suffix else path.mkdir()
+    with pytest.raises(ReplayError, match=stranger):
+        hand_out(run)
+    if path.suffix == ".bin":
+        write_manifest(run.released)  # by whoever put it there
+        with pytest.raises(ReplayError, match="is no file of a hand-out"):
+            replay(run.released)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DTYPE", "float16"), ("DEVICE", "meta"), ("BATCH", "many")]
+)
+def test_settings_that_cannot_train_are_refused_before_a_charge(
+    story, tmp_path, monkeypatch, name, value
+):
+    from dpsynth.private.dpsgd import train
+
+    shutil.copytree(story["half"], tmp_path / "here")
+    verified = load_verified(tmp_path / "here" / "run")
+    before = verified.run.transcript.read_bytes()
+    monkeypatch.setenv(f"DPSYNTH_{name}", value)
+    with pytest.raises(UsageError, match=value):
+        train(verified)
+    assert verified.run.transcript.read_bytes() == before
 
 
 def test_the_reference_without_privacy_keeps_factors_alone(story):

@@ -5,13 +5,15 @@ of the hub.
 """
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dpsynth.artifacts.files import canonical_json, sha256_bytes, sha256_file
-from dpsynth.errors import MissingError, PlanError
+from dpsynth.errors import DpsynthError, MissingError, PlanError
 from dpsynth.models.frozen.schedule import Schedule, schedule_of
 from dpsynth.planning.frozen import FrozenPrior
 from dpsynth.planning.schema import Plan
@@ -92,8 +94,37 @@ def open_checkpoint(plan: Plan) -> Checkpoint:
     if prior is None:
         raise PlanError("the plan's prior is no frozen model of diffusers")
     found = Checkpoint(_folder_of(prior), prior.family)
-    _require_shapes(found, plan, prior)
+    with loading("configuration", f"see the files config.json below {found.folder}"):
+        _require_shapes(found, plan, prior)
     return found
+
+
+@contextmanager
+def loading(part: str, hint: str) -> Iterator[None]:
+    """Say of anything that a part's files make the libraries raise that they are damaged.
+
+    Raises MissingError.
+    """
+    try:
+        yield
+    except DpsynthError:
+        raise
+    except Exception as error:  # of several libraries, and any of a configuration's values
+        raise MissingError(
+            f"the checkpoint's {part} cannot be loaded ({type(error).__name__})", hint=hint
+        ) from error
+
+
+def require_whole(part: str, info: Mapping[str, Any]) -> None:
+    """Refuse weights of which some are not in the files: libraries draw those anew each time.
+
+    info: what a library says of its loading. Raises MissingError.
+    """
+    if missing := sorted(info.get("missing_keys", ())):
+        raise MissingError(
+            f"the checkpoint's {part} lacks {len(missing)} of its weights, such as {missing[0]}",
+            hint="save it again with diffusers: pipeline.save_pretrained(FOLDER)",
+        )
 
 
 def require_weights(found: Checkpoint, wanted: str | None) -> None:

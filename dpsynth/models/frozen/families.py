@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from dpsynth.errors import MissingError
-from dpsynth.models.frozen.checkpoint import INSTALL, TRANSFORMER, VAE, Checkpoint
+from dpsynth.models.frozen.checkpoint import (
+    INSTALL,
+    TRANSFORMER,
+    VAE,
+    Checkpoint,
+    loading,
+    require_weights,
+    require_whole,
+)
 from dpsynth.models.frozen.schedule import Schedule
 
 Prompts = dict[str, Tensor]
@@ -138,17 +146,18 @@ def diffusers() -> Any:
 
 
 def _frozen(kind: Any, found: Checkpoint, part: str, dtype: torch.dtype) -> nn.Module:
-    try:
-        loaded: nn.Module = kind.from_pretrained(
+    wanted = found.weights_sha256
+    with loading(part, f"save it again with diffusers: {found.folder / part}"):
+        model, info = kind.from_pretrained(
             str(found.folder),
             subfolder=part,
             torch_dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise MissingError(
-            f"the checkpoint's {part} cannot be loaded ({type(error).__name__})",
-            hint=f"save it again with diffusers: {found.folder / part}",
-        ) from error
+        require_whole(part, info)
+    # The files may have been replaced between the hash and the reading of them.
+    require_weights(Checkpoint(found.folder, found.family), wanted)
+    loaded: nn.Module = model
     return loaded.eval().requires_grad_(False)

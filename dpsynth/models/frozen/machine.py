@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, cast, get_args
 
 import torch
@@ -44,22 +45,32 @@ class Machine:
     @property
     def torch_device(self) -> torch.device:
         """The device. Raises UsageError where this machine has none of that name."""
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise UsageError(
-                f"--device {self.device}: expected cpu, cuda, cuda:1 or mps", hint="--device cpu"
-            ) from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UsageError(
-                "--device cuda: torch sees no GPU on this machine", hint="--device cpu"
-            )
-        return device
+        return _usable(self.device)
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The type of the weights."""
         return DTYPES[self.dtype]
+
+
+@cache
+def _usable(name: str) -> torch.device:
+    """The device of that name, tried once: a charge that comes later must not meet its fault."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(
+            f"--device {name}: expected cpu, cuda, cuda:1 or mps", hint="--device cpu"
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no GPU on this machine", hint="--device cpu")
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError):
+        raise UsageError(
+            f"--device {name}: this machine has none that computes", hint="--device cpu"
+        ) from None
+    return device
 
 
 def machine() -> Machine:
@@ -92,9 +103,14 @@ def on_device(part: nn.Module) -> torch.device:
         _Resident.part.to("cpu")
     _Resident.part = part if settings.offload else None
     first = next(part.parameters(), None)
-    if first is not None and first.device != device:
+    if first is not None and not is_there(first.device, device):
         part.to(device)
     return device
+
+
+def is_there(place: torch.device, wanted: torch.device) -> bool:
+    """Whether a tensor's place is the device: of `cuda` any of its GPUs, which torch numbers."""
+    return place.type == wanted.type and wanted.index in (None, place.index)
 
 
 @contextmanager

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from dpsynth.errors import MissingError, UsageError
-from dpsynth.models.frozen.checkpoint import INSTALL, TRANSFORMER, Checkpoint
+from dpsynth.models.frozen.checkpoint import (
+    INSTALL,
+    TRANSFORMER,
+    Checkpoint,
+    loading,
+    require_whole,
+)
 from dpsynth.models.frozen.families import EMBEDS, POOLED, Prompts, diffusers
 from dpsynth.models.frozen.machine import machine
 
@@ -84,21 +90,22 @@ def _part(folder: Path, part: str, transformers: Any) -> Any:
             f"the checkpoint {folder} has no {part}/",
             hint="name a folder in the layout of diffusers, with its text encoders",
         )
-    options = {"local_files_only": True}
-    try:
+    # A folder's own code is never run, nor is anybody asked whether to.
+    options = {"local_files_only": True, "trust_remote_code": False}
+    with loading(part, f"{INSTALL}; or save it again with diffusers: {folder / part}"):
         if part.startswith("tokenizer"):
             return transformers.AutoTokenizer.from_pretrained(str(folder / part), **options)
         config = transformers.AutoConfig.from_pretrained(str(folder / part), **options)
         kind = getattr(transformers, config.architectures[0])
-        loaded = kind.from_pretrained(
-            str(folder / part), dtype=machine().torch_dtype, use_safetensors=True, **options
+        loaded, info = kind.from_pretrained(
+            str(folder / part),
+            dtype=machine().torch_dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
         )
+        require_whole(part, info)
         return loaded.eval()
-    except (OSError, ValueError, RuntimeError, ImportError, TypeError) as error:
-        raise MissingError(
-            f"the checkpoint's {part} cannot be loaded ({type(error).__name__})",
-            hint=f"{INSTALL}; or save it again with diffusers: {folder / part}",
-        ) from error
 
 
 def _encoded(pipeline: Any, text: str, length: int, family: str) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,12 @@ from torch import nn
 from dpsynth.artifacts.tensors import load_tensors, save_tensors
 from dpsynth.errors import UsageError
 from dpsynth.models.frozen.adapters import add_factors
-from dpsynth.models.frozen.checkpoint import Checkpoint, open_checkpoint, require_weights
+from dpsynth.models.frozen.checkpoint import (
+    Checkpoint,
+    loading,
+    open_checkpoint,
+    require_weights,
+)
 from dpsynth.models.frozen.families import FAMILIES, Prompts
 from dpsynth.models.frozen.machine import machine
 from dpsynth.models.frozen.schedule import Schedule
@@ -46,13 +51,15 @@ def build_frozen(
     assert prior is not None
     latent, family = prior.latent, FAMILIES[prior.family]
     centre = np.zeros(latent.dim) if mean is None else mean
+    with loading("scheduler", f"see scheduler_config.json and config.json below {found.folder}"):
+        schedule = family.schedule(found, latent.height, latent.width)
     return FrozenVelocity(
         _transformer(found),
         prior.family,
         (latent.channels, latent.height, latent.width),
         prompts,
         torch.from_numpy(np.array(centre, np.float32)),
-        schedule=family.schedule(found, latent.height, latent.width),
+        schedule=schedule,
         weights_sha256=found.weights_sha256,
     ).eval()
 

@@ -76,10 +76,14 @@ def guide(
 
 
 def _start(start: float | None, sigma: float | None) -> float | None:
-    """The start T0 of either option. Raises UsageError where both are given."""
+    """The start T0 of either option. Raises UsageError: both are given, or sigma is no sigma."""
     if start is not None and sigma is not None:
         raise UsageError(
             f"--start {start:g} and --sigma {sigma:g} say the same in two ways",
             hint=f"--start {start:g}",
         )
-    return start if sigma is None else round(1.0 - sigma, 12)
+    if sigma is None:
+        return start
+    if not 0.0 < sigma < 1.0:
+        raise UsageError(f"--sigma {sigma:g}: expected 0 < sigma < 1", hint="--sigma 0.95")
+    return round(1.0 - sigma, 12)

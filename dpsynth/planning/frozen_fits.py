@@ -7,6 +7,7 @@ from dpsynth.planning.captions import FreeCaptions
 from dpsynth.planning.frozen import KIND, FrozenPrior, Latent
 from dpsynth.planning.release import Moments
 from dpsynth.planning.section import misfit
+from dpsynth.planning.source_kinds import PriorSource
 from dpsynth.planning.training import Train
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def require_frozen(plan: "Plan") -> None:
     _require_shapes(plan, frozen.latent)
     if plan.stages.moments is not None:
         _require_moments(plan.stages.moments, frozen.latent.dim)
+        _require_samples(plan, plan.stages.moments)
     if plan.stages.train is not None:
         _require_train(plan.stages.train)
     _require_distillation(plan)
@@ -101,6 +103,13 @@ def _require_unused(plan: "Plan") -> None:
 
 def _require_shapes(plan: "Plan", latent: Latent) -> None:
     image = plan.private.image
+    if image.channels != 3:
+        raise misfit(
+            f"private.image.channels is {image.channels}, and such a model draws in colour",
+            "private.image.channels",
+            "private.image",
+            hint="write `channels: 3`: grey images are read as colour ones",
+        )
     tall, over = divmod(image.height, latent.height)
     wide, beside = divmod(image.width, latent.width)
     if over or beside or tall != wide:
@@ -127,6 +136,18 @@ def _require_moments(moments: Moments, code: int) -> None:
             "stages.moments.covariance",
             "stages.moments",
             hint="write `projection: 64` under stages.moments",
+        )
+
+
+def _require_samples(plan: "Plan", moments: Moments) -> None:
+    """A basis of p directions is found from more than p images."""
+    only, directions = plan.public[0] if len(plan.public) == 1 else None, moments.projection or 0
+    if isinstance(only, PriorSource) and only.count <= directions:
+        raise misfit(
+            f"stages.moments.projection: {directions} directions need more than as many public "
+            f"images, and the prior draws {only.count}",
+            "public",
+            hint=f"write `count: {4 * directions}` under public, or a smaller projection",
         )
 
 

@@ -220,7 +220,7 @@ def fit_projection(codes: Tensor, dim: int) -> Projection:
     if dim > most:
         raise PlanError(
             f"stages.moments.projection is {dim}, but these public codes allow at most {most}",
-            hint="lower stages.moments.projection in the plan, or leave it out",
+            hint="lower stages.moments.projection in the plan, or declare more public images",
         )
     few = len(codes) < codes.shape[1]
     centre, basis, off = (_from_products if few else _from_scatter)(codes, dim)

@@ -11,6 +11,7 @@ from dpsynth.accounting.statistics import BucketedGradientSums, sensitivity
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.transcript import Transcript
 from dpsynth.console import counted
+from dpsynth.planning.schema import Plan
 from dpsynth.planning.units import RECORD, UnitColumn, read_unit, unit_words
 from dpsynth.released.card_contents import FILES, drawn, literal
 
@@ -248,10 +249,23 @@ def _adversary(lock: Lock) -> str:
     )
 
 
+def _frozen(lock: Lock) -> str:
+    """Whose samples these sources are, of a plan with a frozen prior; else nothing."""
+    prior = Plan.of_facts(lock.facts).frozen
+    if prior is None:
+        return ""
+    named = f"`{prior.hub_id}`" if prior.hub_id else "a folder of the custodian's"
+    return (
+        f" The prior is a pretrained text-to-image model of the family {prior.family}, {named}; "
+        "`public/calibration.json` has the hash of its weights."
+    )
+
+
 def _outside(lock: Lock) -> str:
     items = [
         "Public data and pretrained models: the guarantee covers the private records alone. "
-        f"Public sources here: {', '.join(s['kind'] for s in lock.facts['public'])}.",
+        f"Public sources here: {', '.join(s['kind'] for s in lock.facts['public'])}."
+        f"{_frozen(lock)}",
         "Timing, crashes, memory use, or anything else seen by someone at the custodian's machine.",
         "Which run was picked: choosing between runs by scores on private records costs privacy "
         "that no charge here counts. Pick by public scores, or by a charged evaluation.",
@@ -312,7 +326,8 @@ def _noise(lock: Lock) -> str:
 
 
 def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[str]) -> str:
-    rows = [f"- `{name}`: {what}." for name, what in FILES.items() if name in files]
+    said = {**FILES, **_means_alone(lock)}
+    rows = [f"- `{name}`: {what}." for name, what in said.items() if name in files]
     rows += [drawn(folder, summary) for folder, summary in sorted(samples.items())]
     classes = ", ".join(literal(name) for name in lock.facts["private"]["classes"])
     versions = ", ".join(f"{name} {version}" for name, version in sorted(lock.versions.items()))
@@ -324,6 +339,14 @@ def _contents(lock: Lock, samples: dict[str, dict[str, Any]], files: Sequence[st
         f"{text}\n\nClasses: {classes}. "
         f"Every file and its SHA-256: `manifest.json`. Made with {versions}.",
     )
+
+
+def _means_alone(lock: Lock) -> dict[str, str]:
+    """What the file of the moments holds where no second moments were released."""
+    moments = lock.facts["stages"].get("moments") or {}
+    if moments.get("covariance") != "public":
+        return {}
+    return {"moments.safetensors": "noisy counts and sums of codes, without second moments"}
 
 
 def _verify(transcript: Transcript) -> str:

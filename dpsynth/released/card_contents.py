@@ -89,10 +89,12 @@ def _how_made(origin: dict[str, Any]) -> Iterator[str]:
     shown = {"model": literal, "steps": int, "guidance": float, "temperature": float, "top_k": int}
     yield from (f"{key} {read(origin[key])}" for key, read in shown.items() if key in origin)
     if origin.get("port") == "guide":
-        yield f"started at t0 {origin['start']:g} from the released moments: the sampling port"
+        begun = f"started at t0 {origin['start']:g}"
         if "mean" in origin:
             mean = literal(origin["mean"])
-            yield f"a control, with {mean} means in the place of the released ones"
+            yield f"{begun}: a control, with {mean} means in the place of the released ones"
+        else:
+            yield f"{begun} from the released moments: the sampling port"
     if "sharpen" in origin:
         yield f"sharpened by an unsharp mask of gain {origin['sharpen']:.3g}"
     if "augment" in origin:

@@ -48,10 +48,11 @@ LINES = {
     "random": "guide runs/frozen --mean random -n 4",
     "public": "guide runs/frozen --mean public -n 4",
     "both": "guide runs/frozen --sigma 0.9 --start 0.1",
+    "beyond": "guide runs/frozen --sigma 1.5",
     "device": "guide runs/frozen --device tpu -n 3",
     "replay": "replay runs/frozen/released --json",
 }
-WRONG = {"early": 6, "both": 2, "device": 2}
+WRONG = {"early": 6, "both": 2, "beyond": 2, "device": 2}
 OFFLINE = """\
 import socket
 
@@ -77,7 +78,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
     (folder / "offline" / "sitecustomize.py").write_text(OFFLINE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder / "offline"))
-        found = [[one.code, one.out, one.err] for one in typed(folder, *LINES.values())]
+        found = [[one.code, one.out, one.err] for one in typed(folder, *LINES.values(), fresh=True)]
     return folder / "runs/frozen", dict(zip(LINES, found, strict=True))
 
 
@@ -101,6 +102,19 @@ def test_pretraining_once_is_enough(story: tuple[Path, dict[str, list[Any]]]) ->
     assert json.loads(said["pretrain"][1]) == json.loads(said["pretrain again"][1])
     assert "all there already" in said["pretrain again"][2]
     assert "text encoders" not in said["guide"][2]
+
+
+def test_a_sigma_beyond_one_is_named_as_it_was_typed(
+    story: tuple[Path, dict[str, list[Any]]],
+) -> None:
+    assert "--sigma 1.5: expected 0 < sigma < 1\ntry: --sigma 0.95" in story[1]["beyond"][2]
+
+
+def test_the_card_names_no_second_moments_where_means_alone_were_released(
+    story: tuple[Path, dict[str, list[Any]]],
+) -> None:
+    card = (story[0] / "released/card.md").read_text()
+    assert "noisy counts and sums of codes, without second moments" in card
 
 
 def test_samples_say_where_they_start(story: tuple[Path, dict[str, list[Any]]]) -> None:

@@ -22,7 +22,7 @@ private:
   image: {{height: 64, width: 64, channels: 3}}
   classes: [rose, lotus]
   held_out: {{by: hash, fraction: 0.2}}
-public: [{{kind: prior, count: 8}}]
+public: [{{kind: prior, count: 80}}]
 representation: {{kind: latent}}
 prior:
   kind: diffusers
@@ -93,6 +93,8 @@ REFUSED = [
     ("height: 8, width: 8}", "height: 8, width: 4}", "one whole factor"),
     ("height: 8, width: 8}", "height: 7, width: 7}", "one whole factor"),
     ("channels: 16, ", "", "lacks the key `channels`"),
+    ("channels: 3", "channels: 1", "draws in colour"),
+    ("count: 80", "count: 16", "more than as many public images"),
     ("a photo of a {label}", "a flower", "all conditions would be one"),
     ("{kind: latent}", "{kind: pixels}", "has codes of its own"),
     ("{kind: latent}", "{kind: latent, code: 7}", "prior.latent has 1024 numbers"),
@@ -102,7 +104,7 @@ REFUSED = [
     ("covariance: public, groups: auto, projection: 16", "covariance: shared", "no projection"),
     ("covariance: public, groups: auto", "covariance: class, cells: {}", "steered by means"),
     ("covariance: public", "covariance: shared", "releases no second moments"),
-    ("[{kind: prior, count: 8}]", "[{kind: prior}, {kind: prior}]", "two sources of kind prior"),
+    ("[{kind: prior, count: 80}]", "[{kind: prior}, {kind: prior}]", "two sources of kind prior"),
     ("count: 10}", "count: 10, sharpen: public}", "soft codecs"),
     ("buckets: 1", "buckets: 2", "buckets is 2"),
     ("buckets: 1", "buckets: 1, allocation: {}", "allocation"),
@@ -145,7 +147,7 @@ def test_only_a_frozen_prior_has_latents_draws_itself_and_needs_no_training() ->
 def _plain() -> str:
     return (
         PLAN.split("prior:\n", maxsplit=1)[0]
-        .replace("{kind: prior, count: 8}", "{kind: letters, count: 20}")
+        .replace("{kind: prior, count: 80}", "{kind: letters, count: 20}")
         .replace("{kind: latent}", "{kind: pca, code: 4}")
         + "stages: {train: {rate: 0.1, steps: 5}}\nsampling: {method: flow}\n"
     )

@@ -179,8 +179,9 @@ def _require_shapes(found: Checkpoint, plan: Plan, prior: FrozenPrior) -> None:
     declared = (latent.channels, latent.height, latent.width)
     real = (vae.get("latent_channels"), image.height / factor, image.width / factor)
     if declared != real:
+        made = f"({real[0]}, {real[1]:g}, {real[2]:g})"
         raise PlanError(
-            f"prior.latent is {declared}, and the VAE makes {real} of images {image.height} x "
+            f"prior.latent is {declared}, and the VAE makes {made} of images {image.height} x "
             f"{image.width} (channels, height, width)",
             hint="correct prior.latent or private.image in the plan",
         )

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import warmkit
+
 # Of a plan: the private records of scikit-learn's digits.
 DIGITS = """\
 private:
@@ -53,34 +55,36 @@ class Typed:
     files: dict[str, int]
 
 
-def typed(folder: Path, *lines: str, columns: int = 100) -> list[Typed]:
-    """The commands, one after another in one process in `folder`."""
+def typed(folder: Path, *lines: str, columns: int = 100, fresh: bool = False) -> list[Typed]:
+    """The commands, one after another in one process in `folder`; see `python` for `fresh`."""
     report = folder / "report.json"
-    arguments = [str(folder / "runs"), str(report), json.dumps([line.split() for line in lines])]
-    done = subprocess.run(
-        [sys.executable, "-c", _DRIVER, *arguments],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": str(columns), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    arguments = (folder / "runs", report, json.dumps([line.split() for line in lines]))
+    done = python(_DRIVER, *arguments, folder=folder, fresh=fresh, COLUMNS=str(columns))
     assert report.exists(), done.stderr
     return [Typed(*one) for one in json.loads(report.read_text())]
 
 
 def dpsynth(
-    folder: Path, *arguments: str, code: str = "", **environment: str
+    folder: Path, *arguments: str, code: str = "", fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in `folder`; `code` runs first, in the same process."""
     program = f"import sys; sys.argv[0] = 'dpsynth'\n{code}\nfrom dpsynth.cli import main\nmain()"
+    return python(program, *arguments, folder=folder, fresh=fresh, **environment)
+
+
+def python(
+    program: str, *arguments: object, folder: Path, fresh: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A program in a process of its own; `fresh`: in an interpreter that has loaded nothing."""
+    environment = {"COLUMNS": "100", "OMP_NUM_THREADS": "1"} | environment
+    if not fresh:
+        return warmkit.python(program, *arguments, folder=folder, environment=environment)
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", program, *map(str, arguments)],
         cwd=folder,
-        env=os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"} | environment,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )

@@ -1,8 +1,7 @@
-"""Runs of several processes, started as torchrun would by one server a test file.
+"""Runs of several processes, started as torchrun would by one server a test process."""
 
-from rankkit import start  # noqa: F401  (a fixture)
-"""
-
+import atexit
+import functools
 import json
 import os
 import subprocess
@@ -12,18 +11,25 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 
 
+@functools.cache
+def _server():
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("rank_driver.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+    atexit.register(lambda: server.communicate(timeout=30))
+    return server
+
+
 class Starter:
-    """Asks the server for one run after another."""
+    """Asks the server for one run after another; torch is loaded once for all test files."""
 
     def __init__(self):
-        paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-        self._server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("rank_driver.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        )
+        self._server = _server()
 
     def __call__(
         self, scenario, world, *, started=None, joined=None, whole_exit=False, **arguments
@@ -44,5 +50,4 @@ class Starter:
         return self
 
     def __exit__(self, *_):
-        self._server.stdin.close()
-        self._server.wait(timeout=30)
+        pass

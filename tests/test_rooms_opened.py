@@ -1,19 +1,19 @@
 """Which commands open private files, seen by an audit hook in the process that runs them.
 
 Planning, public, post-processing and replay commands open none. The commands that may open them
-run under the same hook and are caught, so that this test can fail.
+run under the same hook and are caught, so that this test can fail. Each command is a process of its
+own, which imports the package under the hook.
 """
 
 import json
 import os
 import struct
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from clikit import python
 
 HARNESS = """
 import json, os, sys
@@ -97,14 +97,7 @@ def watch(root: Path, *arguments: str) -> Watched:
     report = root / "report.json"
     report.unlink(missing_ok=True)
     private = os.path.realpath(root / "private")
-    done = subprocess.run(
-        [sys.executable, "-c", HARNESS, private, str(report), *arguments],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python(HARNESS, private, report, *arguments, folder=root)
     assert report.exists(), done.stderr
     found = json.loads(report.read_text())
     return Watched(found["code"], found["opened"], done.stdout + done.stderr)

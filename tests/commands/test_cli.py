@@ -34,7 +34,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plan.yaml that is planned into its default run folder."""
     folder = tmp_path_factory.mktemp("planned")
     (folder / "plan.yaml").write_text(PLAN)
-    done = dpsynth(folder, "plan")
+    done = dpsynth(folder, "plan", fresh=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -169,7 +169,7 @@ class Absent:
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 sys.meta_path.insert(0, Absent())
 """
-    done = dpsynth(planned, "pretrain", code=absent)
+    done = dpsynth(planned, "pretrain", code=absent, fresh=True)
     assert done.returncode == 6
     assert "pip install -e '.[torch]'" in done.stderr
 

@@ -1,14 +1,15 @@
 """`dpsynth close` in the middle of training: the steps that were paid for end in a model."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
+import clikit
 import numpy as np
 import pytest
+import warmkit
 
 from dpsynth.artifacts.lock import read_lock
 from dpsynth.artifacts.rooms import RunDir
@@ -55,13 +56,8 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def dpsynth(*arguments: object, code: str = "") -> subprocess.CompletedProcess[str]:
-    program = f"import sys; sys.argv[0] = 'dpsynth'\n{code}\nfrom dpsynth.cli import main\nmain()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+def dpsynth(*arguments: object, **named: Any) -> subprocess.CompletedProcess[str]:
+    return clikit.dpsynth(Path.cwd(), *map(str, arguments), **named)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +85,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cut_off(ready: Path, at: str, to: Path) -> RunDir:
     """A copy of the run (and of its ledger) whose training died at a named point."""
     shutil.copytree(ready, to)
-    environment = os.environ | {"DPSYNTH_KILL_AT": at, "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-c", TRAIN, str(to / "run")]
-    done = subprocess.run(program, env=environment, capture_output=True, timeout=120, check=False)
+    done = warmkit.python(TRAIN, to / "run", environment={"DPSYNTH_KILL_AT": at})
     assert done.returncode == -9, done.stderr
     return RunDir(to / "run")
 
@@ -111,7 +105,7 @@ def copied(folder: Path, to: Path) -> RunDir:
 
 def test_close_makes_the_model_of_the_settled_steps(half: Path, tmp_path: Path) -> None:
     run = copied(half, tmp_path / "here")
-    closed = dpsynth("close", run.root, "--json", code=NO_TORCH)
+    closed = dpsynth("close", run.root, "--json", code=NO_TORCH, fresh=True)
     assert closed.returncode == 0, closed.stderr
     said = json.loads(closed.stdout)
     assert (said["model"], said["settled"], said["forfeited"]) == ("model.safetensors", 2, 1)

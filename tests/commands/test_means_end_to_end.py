@@ -30,21 +30,31 @@ prior: {steps: 2}
 sampling: {method: release, count: 20}
 """.replace("@DIGITS@", DIGITS)
 STEPS = ("check", "pretrain", "release-moments", "sample")
+GROUPS = ("class", "all")
 
 
-@pytest.fixture(scope="module", params=["class", "all"])
-def made(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory):
+    """The folder of both plans' runs, and how each line of their whole chains ended."""
+    folder, lines = tmp_path_factory.mktemp("means"), []
+    for groups in GROUPS:
+        text = PLAN.replace("NAME", groups).replace("GROUPS", groups)
+        (folder / f"{groups}.yaml").write_text(text)
+        steps = [f"{step} runs/{groups} --json" for step in STEPS]
+        lines += [f"plan {groups}.yaml --json", *steps]
+    ended = dict(zip(lines, clikit.typed(folder, *lines), strict=True))
+    for line, one in ended.items():
+        assert one.code == 0, (line, one.err)
+    return folder, ended
+
+
+@pytest.fixture(params=GROUPS)
+def made(request, chains):
     """A plan's whole chain, and the groups that its means are of."""
-    folder = tmp_path_factory.mktemp("means")
-    (folder / "plan.yaml").write_text(
-        PLAN.replace("NAME", "means").replace("GROUPS", request.param)
-    )
-    lines = ["plan plan.yaml --json", *(f"{step} runs/means --json" for step in STEPS)]
-    ended = clikit.typed(folder, *lines)
-    typed = {line.split()[0]: one for line, one in zip(lines, ended, strict=True)}
-    for name, one in typed.items():
-        assert one.code == 0, (name, one.err)
-    return RunDir.open(folder / "runs" / "means"), request.param, typed
+    folder, ended = chains
+    run = RunDir.open(folder / "runs" / request.param)
+    typed = {line.split()[0]: one for line, one in ended.items() if request.param in line}
+    return run, request.param, typed
 
 
 def test_the_release_has_means_of_its_groups_and_nothing_else(made):

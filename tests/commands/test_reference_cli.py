@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from clikit import python
 from test_rooms_opened import PLAN, write_private
 
 # Several command lines in one process, under an audit hook that sees who opens private files.
@@ -70,15 +69,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
     write_private(root / "private")
     (root / "plan.yaml").write_text(PLAN.format(private=root / "private"))
     lines, report = json.dumps([line.split() for line in LINES.values()]), root / "report.json"
-    done = subprocess.run(
-        [sys.executable, "-c", HARNESS, os.path.realpath(root / "private"), str(report), lines],
-        cwd=root,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = python(HARNESS, os.path.realpath(root / "private"), report, lines, folder=root)
     assert report.exists(), done.stderr
     return root, dict(zip(LINES, json.loads(report.read_text()), strict=True))
 

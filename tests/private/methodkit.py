@@ -5,12 +5,11 @@ several images where asked for.
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 
 import numpy as np
+from warmkit import python
 
 from dpsynth.artifacts.spending import read_state
 from dpsynth.assess.check import ensure_checked
@@ -110,9 +109,8 @@ def killed(verified, point, code):
         "from dpsynth.planning.verify import load_verified\n"
         f"verified = load_verified(Path(sys.argv[1]))\n{code}\n"
     )
-    environment = {**os.environ, "DPSYNTH_KILL_AT": point, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program, str(verified.run.root)]
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+    environment = {"DPSYNTH_KILL_AT": point}
+    return python(program, verified.run.root, environment=environment).returncode
 
 
 def counts(verified):

@@ -1,13 +1,12 @@
 """A cell release from check to close, killed between and inside its rounds, then resumed."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from warmkit import python
 
 from dpsynth.artifacts.cells import load_cells
 from dpsynth.artifacts.files import sha256_file
@@ -107,9 +106,8 @@ def run(prepared, tmp_path):
 
 def killed(verified, point):
     """Release in a process of its own that dies at a named point."""
-    environment = {**os.environ, "DPSYNTH_KILL_AT": point, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RELEASE, str(verified.run.root)]
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+    environment = {"DPSYNTH_KILL_AT": point}
+    return python(RELEASE, verified.run.root, environment=environment).returncode
 
 
 def settled_files(verified):

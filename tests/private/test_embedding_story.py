@@ -1,14 +1,12 @@
 """The embedding stage in a spending session: crashes, spares, units, and several processes."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import methodkit
 import numpy as np
 import pytest
+from warmkit import python
 
 from dpsynth.artifacts.embedding import load_embedding, load_recipe, save_recipe
 from dpsynth.artifacts.files import sha256_file
@@ -108,9 +106,7 @@ def test_records_are_read_after_the_charge_and_exact_sums_are_in_no_file(verifie
     [("charge:before", 0), ("mechanism:done", 1), ("settle:before", 1)],
 )
 def test_a_crash_costs_the_slot_and_the_spare_takes_its_place(verified, point, lost):
-    environment = {**os.environ, "DPSYNTH_KILL_AT": point}
-    command = [sys.executable, "-c", SPEND, str(verified.run.root)]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    done = python(SPEND, verified.run.root, environment={"DPSYNTH_KILL_AT": point})
     assert done.returncode == -9, done.stderr
     if point == "settle:before":  # the file is there, and no line speaks for it
         with pytest.raises(ReplayError, match="never settled") as error:
@@ -130,9 +126,7 @@ def test_a_crash_costs_the_slot_and_the_spare_takes_its_place(verified, point, l
 
 
 def test_a_release_that_died_before_its_last_line_is_closed(verified):
-    environment = {**os.environ, "DPSYNTH_KILL_AT": "close:before"}
-    command = [sys.executable, "-c", SPEND, str(verified.run.root)]
-    subprocess.run(command, env=environment, capture_output=True, check=False)
+    python(SPEND, verified.run.root, environment={"DPSYNTH_KILL_AT": "close:before"})
     assert kinds(verified) == ["open", "charge", "settle"]
     with pytest.raises(BudgetError, match="only once"):
         spend_embedding(verified)

@@ -1,12 +1,11 @@
 """One run from check to close, with a crash in each stage: the charge comes before the data."""
 
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from warmkit import python
 
 from dpsynth.artifacts.moments import load_moments
 from dpsynth.artifacts.spending import read_state
@@ -82,9 +81,7 @@ def story(tmp_path):
 
 def killed(stage, run, point):
     """Run a stage in a process of its own that dies at a named point."""
-    environment = {**os.environ, "DPSYNTH_KILL_AT": point, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RUN_STAGE, stage, str(run.root)]
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+    return python(RUN_STAGE, stage, run.root, environment={"DPSYNTH_KILL_AT": point}).returncode
 
 
 def watch(verified):

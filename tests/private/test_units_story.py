@@ -1,15 +1,13 @@
 """Plans of several images a patient, from check to close; the guide's own example as typed."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from unitkit import joined
+from warmkit import python
 
 from dpsynth.artifacts.cells import load_cells
 from dpsynth.artifacts.moments import load_moments
@@ -114,14 +112,7 @@ def test_the_guides_example_runs_as_typed(tmp_path):
         "plan", "check", "pretrain", "release-moments", "sample", "replay",
     ]  # fmt: skip
     code = f"{blocks['python']}\n{CHAIN}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(lines)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(code, json.dumps(lines), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the transcript holds" in done.stdout
     card = (tmp_path / "runs/patients/released/card.md").read_text()

@@ -11,7 +11,7 @@ from dpsynth.accounting.statistics import BucketedGradientSums, sensitivity
 from dpsynth.artifacts.lock import Lock, Slot
 from dpsynth.artifacts.transcript import Transcript
 from dpsynth.console import counted
-from dpsynth.planning.schema import Plan
+from dpsynth.planning.frozen import KIND as FROZEN
 from dpsynth.planning.units import RECORD, UnitColumn, read_unit, unit_words
 from dpsynth.released.card_contents import FILES, drawn, literal
 
@@ -251,12 +251,13 @@ def _adversary(lock: Lock) -> str:
 
 def _frozen(lock: Lock) -> str:
     """Whose samples these sources are, of a plan with a frozen prior; else nothing."""
-    prior = Plan.of_facts(lock.facts).frozen
-    if prior is None:
+    prior = lock.facts.get("prior", {})
+    if prior.get("kind") != FROZEN:
         return ""
-    named = f"`{prior.hub_id}`" if prior.hub_id else "a folder of the custodian's"
+    named = literal(prior["model"]) if "model" in prior else "a folder of the custodian's"
+    family = literal(prior["family"])
     return (
-        f" The prior is a pretrained text-to-image model of the family {prior.family}, {named}; "
+        f" The prior is a pretrained text-to-image model of the family {family}, {named}; "
         "`public/calibration.json` has the hash of its weights."
     )
 

@@ -260,6 +260,15 @@ def test_the_card_says_that_captions_are_declared_public(tiny: VerifiedPlan) -> 
     assert said not in build_card(lock, transcript, {})
 
 
+def test_the_card_names_a_frozen_prior_and_no_folder(tiny: VerifiedPlan) -> None:
+    lock, transcript = read_lock(tiny.run.lock), read_transcript(tiny.run.transcript)
+    hub, folder = {"kind": "diffusers", "family": "sd3", "model": "a/b"}, {"kind": "diffusers"}
+    for prior, said in ((hub, "a/b"), (folder | {"family": "flux"}, "a folder of the custodian")):
+        told = replace(lock, facts={**lock.facts, "prior": prior})
+        assert said in build_card(told, transcript, {}).replace("\\", "")
+    assert "text-to-image" not in build_card(lock, transcript, {})
+
+
 def test_a_summary_and_class_names_stay_text_in_the_card(tiny: VerifiedPlan) -> None:
     lock, transcript = read_lock(tiny.run.lock), read_transcript(tiny.run.transcript)
     facts = {**lock.facts, "private": {**lock.facts["private"], "classes": [EVIL, "two"]}}

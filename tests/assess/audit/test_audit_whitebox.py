@@ -129,7 +129,8 @@ def test_without_a_clip_a_canary_adds_its_whole_gradient():
 
 def test_noise_that_is_reused_is_the_same_in_every_step():
     seen, included = _residual(RepeatedNoise(), std=50.0)
-    assert np.abs(seen[:, ~included] - seen[0, ~included]).max() < 1e-5
+    # Float32 rounds sums of some 100; fresh noise would differ by as much as it is long.
+    assert np.abs(seen[:, ~included] - seen[0, ~included]).max() < 1e-3
     assert seen[0].std() > 20
 
 

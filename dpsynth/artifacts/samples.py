@@ -7,6 +7,7 @@ A summary with the count, the classes, the origin and the digest of all that was
 beside the folder (`samples.json` for `samples/`). Coarse samples have their tokens beside them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from dpsynth.artifacts.token_file import Ids, TokenFile, joined, save_tokens
 from dpsynth.errors import DataError, MissingError, UsageError
 
 FORMAT = "dpsynth-samples-1"
+_HELD = 3 * 2**24  # numbers of images that are drawn at once: bounds memory where they are large
 PLAIN = "plain"
 """What an augmenting plan's samples without augmentation are called: `samples-plain/`."""
 
@@ -169,6 +171,15 @@ class SamplesWriter:
         (self.folder / "images").mkdir(parents=True, exist_ok=True)
         self._parts.mkdir(exist_ok=True)
         write_json(self._parts / MARKER, mark)
+
+
+def shard_size(shape: tuple[int, int, int], most: int) -> int:
+    """Images of a shard, which are held at once: `most`, or fewer of large ones (H, W, C).
+
+    >>> shard_size((28, 28, 1), 500), shard_size((1024, 1024, 3), 500)
+    (500, 16)
+    """
+    return max(1, min(most, _HELD // math.prod(shape)))
 
 
 def write_samples(

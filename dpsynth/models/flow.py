@@ -95,10 +95,7 @@ def euler(
     Raises:
         UsageError: fewer than one step, or a start outside [0, 1).
     """
-    if steps < 1:
-        raise UsageError(f"the Euler sampler got {steps} steps; expected at least 1")
-    if not 0.0 <= start_time < 1.0:
-        raise UsageError(f"the Euler sampler got the start time {start_time!r}, expected [0, 1)")
+    require_steps(steps, start_time)
     x, span = start, 1.0 - start_time
     times = list[float]()
     if isinstance(velocity, Scheduled):
@@ -121,3 +118,11 @@ def steps_from(velocity: VelocityField, steps: int, start_time: float) -> int:
     if isinstance(velocity, Scheduled):
         return steps
     return max(1, math.ceil(steps * (1.0 - start_time)))
+
+
+def require_steps(steps: int, start_time: float) -> None:
+    """Raise UsageError for fewer than one step, or a start outside [0, 1)."""
+    if steps < 1:
+        raise UsageError(f"the Euler sampler got {steps} steps; expected at least 1")
+    if not 0.0 <= start_time < 1.0:
+        raise UsageError(f"the Euler sampler got the start time {start_time!r}, expected [0, 1)")

@@ -13,7 +13,7 @@ import torch
 
 from dpsynth.artifacts.files import canonical_json, sha256_bytes
 from dpsynth.artifacts.rooms import RunDir
-from dpsynth.artifacts.samples import SamplesWriter, read_summary
+from dpsynth.artifacts.samples import SamplesWriter, read_summary, shard_size
 from dpsynth.artifacts.tensors import load_tensors
 from dpsynth.console import note, progress
 from dpsynth.errors import DpsynthError
@@ -32,12 +32,13 @@ from dpsynth.planning.schema import Plan
 from dpsynth.planning.source_kinds import PriorSource
 from dpsynth.public.job import refuse_change
 from dpsynth.public.own_samples import OWN, own_folder
+from dpsynth.public.recipes import PRIOR
 from dpsynth.public.representation import Representation
 
 WEIGHTS_KEY = "weights_sha256"
 _VERSION = 1
 _SEED = 11  # of the public seed's streams: those of the other stages come before
-_MOST_SHARD, _NUMBERS = 50, 3 * 2**24
+_SHARD = 50
 _TEXTS = "texts_sha256"
 
 
@@ -92,7 +93,7 @@ class FrozenStage:
         """Draw and write the next shard; how many images it has."""
         plan, first = self.plan, writer.written
         image, settings = plan.private.image, plan.sampling
-        size = min(_MOST_SHARD, max(1, _NUMBERS // (image.height * image.width * image.channels)))
+        size = shard_size((image.height, image.width, image.channels), _SHARD)
         labels = torch.arange(first, min(count, first + size)) % model.classes
         draws = generator(plan.public_seed + _SEED + (writer.shards << 16))
         codes = euler(
@@ -118,7 +119,7 @@ class FrozenStage:
     @cached_property
     def prompts(self) -> Prompts:
         """Of the plan's conditions, and the empty one; from the prior's file where it has them."""
-        path = self.run.public / "prior.safetensors"
+        path = self.run.public / PRIOR
         try:
             metadata = load_tensors(path)[1] if path.is_file() else {}
         except DpsynthError:  # damaged: made again

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from dpsynth.artifacts.files import read_json
+from dpsynth.artifacts.rooms import RunDir
 from dpsynth.console import progress
 from dpsynth.models.field import AnalyticField
 from dpsynth.models.velocity import load_for
@@ -66,6 +68,14 @@ def measures(
             facts["start"] = start_facts(plan, codes, labels, projection, prior=model, path=path)
             bar.advance()
     return facts
+
+
+def tau_of(run: RunDir, plan: Plan) -> float:
+    """The public cosine knee; 1 of a frozen prior, which has none and whose plan says any horizon.
+
+    Raises MissingError: there is no calibration yet.
+    """
+    return 1.0 if plan.frozen is not None else float(read_json(run.calibration)["tau"])
 
 
 def moments_of(plan: Plan) -> Moments:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpsynth.artifacts.files import canonical_json, read_json, sha256_bytes, sha256_file
+from dpsynth.artifacts.files import canonical_json, sha256_bytes, sha256_file
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.console import note, progress
 from dpsynth.errors import MissingError, UsageError
@@ -30,6 +30,7 @@ from dpsynth.planning.schema import Plan
 from dpsynth.planning.training import Distillation
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.public.captions import drawn_captions
+from dpsynth.public.measures import tau_of
 from dpsynth.released.gaussians import ReleasedMixture, load_mixture
 
 NULL_SHARE = 0.25
@@ -60,8 +61,7 @@ def distill(verified: VerifiedPlan) -> dict[str, Any]:
     if not prior.exists():
         raise MissingError("the public prior is missing", hint="dpsynth pretrain RUN")
     mixture, moments_hash = load_mixture(run, plan)
-    # A frozen prior has no tau, and its plan says the horizon.
-    tau = float(read_json(run.calibration).get("tau", 1.0))
+    tau = tau_of(run, plan)
     horizon = horizon_of(settings, tau)
     made_of = {
         "moments_sha256": moments_hash,

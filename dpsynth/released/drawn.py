@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpsynth.artifacts.samples import SamplesWriter
+from dpsynth.artifacts.samples import SamplesWriter, shard_size
 from dpsynth.artifacts.token_file import Ids
 from dpsynth.console import progress
 from dpsynth.distributed.ranks import Ranks
@@ -19,7 +19,6 @@ from dpsynth.released.asked import Asked
 from dpsynth.released.card import stamps
 
 SHARD = 500
-_NUMBERS = 3 * 2**24  # in a shard's images: bounds memory where images are large
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +95,7 @@ def write(
     begun = ranks.tell(None if writer is None else {"written": writer.written})["written"]
     image = plan.private.image
     shape = (image.height, image.width, image.channels)
-    size = shard_size(shape)
+    size = shard_size(shape, SHARD)
     with progress("sampling", count, completed=begun) as bar:
         for first in range(begun, count, size * ranks.world):
             own = first + size * ranks.rank
@@ -111,15 +110,6 @@ def write(
                     bar.advance(len(labels))
     if writer is not None:
         writer.finish()
-
-
-def shard_size(shape: tuple[int, int, int]) -> int:
-    """Images of a shard, which are held at once: 500, or fewer of large ones (H, W, C).
-
-    >>> shard_size((28, 28, 1)), shard_size((1024, 1024, 3))
-    (500, 16)
-    """
-    return max(1, min(SHARD, _NUMBERS // int(np.prod(shape))))
 
 
 def shard_labels(asked: Asked, count: int, first: int, size: int = SHARD) -> Tensor:

@@ -97,7 +97,7 @@ def test_nothing_is_made_twice_and_no_encoder_runs_again(made, monkeypatch):
 def test_an_interrupted_drawing_goes_on(made, monkeypatch, tmp_path):
     verified, facts = made
     again = stand_in(verified.plan, tmp_path / "run")
-    monkeypatch.setattr(frozen_stage, "_MOST_SHARD", 5)
+    monkeypatch.setattr(frozen_stage, "_SHARD", 5)
     draw, calls = frozen_stage.FrozenStage._draw_shard, []
 
     def once(*given):

@@ -30,7 +30,7 @@ def drawing(folder, monkeypatch, count):
     private = SimpleNamespace(image=image, classes=["cat", "dog"])
     verified = SimpleNamespace(plan=SimpleNamespace(private=private), lock=None)
     monkeypatch.setattr(drawn, "stamps", lambda _: {"dpsynth": "synthetic"})
-    monkeypatch.setattr(drawn, "_NUMBERS", 2**16)
+    monkeypatch.setattr("dpsynth.artifacts.samples._HELD", 2**16)
     asked = Asked(["cat", "dog"], np.arange(2))
     tracemalloc.start()
     write(folder, verified, Made(pictures, {"count": count}), asked, source=generator(0),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from dpsynth.artifacts.cross import ReleasedCross
-from dpsynth.artifacts.files import read_json
 from dpsynth.artifacts.lock import Lock
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.assess.audit.rounds import ReleasedRounds
@@ -25,6 +24,7 @@ from dpsynth.planning.allocation import horizon_of
 from dpsynth.planning.schema import Plan
 from dpsynth.public.captions import drawn_captions
 from dpsynth.public.features import load_features
+from dpsynth.public.measures import tau_of
 from dpsynth.public.projection import load_release_space
 from dpsynth.public.representation import Representation
 from dpsynth.public.within import load_within
@@ -57,8 +57,8 @@ class Bench:
 
     @property
     def tau(self) -> float:
-        """The public cosine knee; 1 of a frozen prior, whose plan says any horizon."""
-        return float(read_json(self.run.calibration).get("tau", 1.0))
+        """See `tau_of`."""
+        return tau_of(self.run, self.plan)
 
 
 def mixture_of(bench: Bench, released: ReleasedRounds) -> ReleasedMixture:

@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpsynth.artifacts.files import read_json
 from dpsynth.artifacts.rooms import RunDir
 from dpsynth.artifacts.trained import start_path
 from dpsynth.assess.audit.chain import prior_of
@@ -28,6 +27,7 @@ from dpsynth.planning.training import Train
 from dpsynth.planning.verify import VerifiedPlan
 from dpsynth.private.flow_task import FlowTask
 from dpsynth.private.steps import Workload
+from dpsynth.public.measures import tau_of
 from dpsynth.public.representation import load_representation
 from dpsynth.released.asked import Asked
 from dpsynth.released.distill import teach
@@ -154,7 +154,7 @@ def _taught(
     kept = _shaped(run, plan)
     if load_model(kept, place, recipe):
         return _described(kept.eval(), plan, asked)
-    horizon = horizon_of(settings, float(read_json(run.calibration).get("tau", 1.0)))
+    horizon = horizon_of(settings, tau_of(run, plan))
     source = generator(plan.public_seed)
     model = teach(deepcopy(prior), prior, mixture, settings, horizon=horizon, source=source)
     save_model(model, place, recipe)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpsynth.errors import UsageError
+from dpsynth.models.flow import require_steps
 
 _OTHER = (
     "use_karras_sigmas",
@@ -50,10 +51,7 @@ def euler_times(
     Raises:
         UsageError: fewer than one step, or a start outside [0, 1).
     """
-    if steps < 1:
-        raise UsageError(f"the Euler sampler got {steps} steps; expected at least 1")
-    if not 0.0 <= start_time < 1.0:
-        raise UsageError(f"the Euler sampler got the start time {start_time!r}, expected [0, 1)")
+    require_steps(steps, start_time)
     last = 1.0 / steps if least is None else least
     own = []
     for step in range(steps):

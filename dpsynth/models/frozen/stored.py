@@ -106,11 +106,8 @@ def load_frozen(path: Path, plan: Plan) -> tuple[FrozenVelocity, dict[str, str]]
         fits = (said["family"], tuple(said["latent"])) == (prior.family, latent)
         if metadata.get("format") != FORMAT or not fits:
             raise ValueError("format")
-        prompts = {
-            n: torch.from_numpy(np.array(a)) for n, a in arrays.items() if n.startswith(PROMPT)
-        }
         require_weights(open_checkpoint(plan), str(said["weights_sha256"]))
-        model = build_frozen(plan, prompts, np.array(arrays[MEAN], np.float32))
+        model = build_frozen(plan, _prompts_in(arrays), np.array(arrays[MEAN], np.float32))
         if model.classes != plan.private.conditions:
             raise ValueError("conditions")
         model.schedule = Schedule(**said["schedule"])
@@ -123,7 +120,10 @@ def load_frozen(path: Path, plan: Plan) -> tuple[FrozenVelocity, dict[str, str]]
 
 def stored_prompts(path: Path) -> Prompts:
     """The prompts that a file of a frozen model keeps."""
-    arrays, _ = load_tensors(path)
+    return _prompts_in(load_tensors(path)[0])
+
+
+def _prompts_in(arrays: "dict[str, np.ndarray[Any, Any]]") -> Prompts:
     return {n: torch.from_numpy(np.array(a)) for n, a in arrays.items() if n.startswith(PROMPT)}
 
 
